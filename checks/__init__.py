@@ -1,0 +1,1 @@
+"""One file = one check = one code = its own documentation."""

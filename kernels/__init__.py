@@ -1,0 +1,1 @@
+"""Compute kernels: the torch reference beside faster forms, one dispatch."""

@@ -1,0 +1,1 @@
+"""YAML that a user can copy; the scenario presets are read from here."""

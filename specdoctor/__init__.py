@@ -1,0 +1,3 @@
+"""specdoctor: the doctor for LLM speculative decoding."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,3 @@
+from specdoctor.cli.app import main
+
+main()

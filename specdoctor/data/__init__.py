@@ -1,0 +1,1 @@
+"""Data that ships: prompts, text samples."""

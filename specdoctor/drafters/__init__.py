@@ -1,0 +1,1 @@
+"""Drafters: one module per algorithm behind one protocol."""

@@ -1,0 +1,1 @@
+"""The reference engine: sequences, target, KV cache, verification, rounds."""

@@ -1,0 +1,1 @@
+"""Files of others, in and out: draft checkpoints, tokenizers, model folders."""

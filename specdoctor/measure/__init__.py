@@ -1,0 +1,1 @@
+"""Drivers that run arms over prompts and keep records."""

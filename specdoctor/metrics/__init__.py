@@ -1,0 +1,1 @@
+"""Pure arithmetic over records: no torch, no transformers."""
