@@ -24,7 +24,9 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "check-tokenizer": Entry("check_tokenizer", "Diagnose", "Do target and drafter mean the same tokens by the same ids?"),
+    "check-tokenizer": Entry(
+        "check_tokenizer", "Diagnose", "Do target and drafter mean the same tokens by the same ids?"
+    ),
     "rule": Entry("rule", "Diagnose", "Explain a finding code, or list all codes."),
     "env": Entry("env", "Diagnose", "Versions, devices and the attention path taken, to paste into an issue."),
     "bench": Entry("bench", "Measure", "Run drafters against plain decoding: tau, speed-up and what limits it."),
@@ -45,7 +47,9 @@ class LazyGroup(typer.core.TyperGroup):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        return typer.core.TyperCommand(name=cmd_name, help=entry.help, rich_help_panel=entry.panel, callback=lambda: None)
+        return typer.core.TyperCommand(
+            name=cmd_name, help=entry.help, rich_help_panel=entry.panel, callback=lambda: None
+        )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, entry = args[0], COMMANDS.get(args[0])

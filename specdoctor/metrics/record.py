@@ -31,8 +31,10 @@ class RoundRecord:
     committed_ids: list[int]
     outcomes: list[Outcome] = field(default_factory=list)  # [drafted], one per draft node
     confidence: list[float] | None = None  # [drafted], conditional acceptance predicted by the drafter
+    depth: int | None = None  # levels of the verified draft; None: a chain, so `verified`
+    stop: str | None = None  # why the request ended in this round: stop, length, context; None: it went on
     context: int = 0  # tokens before the anchor when the round began
-    times: dict[str, float] = field(default_factory=dict)  # seconds by phase: draft, verify, accept, commit; round = all
+    times: dict[str, float] = field(default_factory=dict)  # seconds by phase (see `Engine`); `round` is all of them
     category: str = ""
     repeat: int = 0
 

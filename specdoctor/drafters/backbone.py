@@ -1,0 +1,115 @@
+"""The parallel backbone of DSpark and DFlash: a few layers whose keys and values begin with the target's features.
+
+Formats page 1.1: the features c = hidden_norm(fc(taps)) of the tokens before the anchor enter every layer's own K and V
+projection without a norm; the block [anchor, mask, ...] is normed, sees all features and, as a rule, all of itself.
+The features' keys and values are computed once, when their tokens are committed, and stay; the block's own keys and
+values are written behind them for one forward and never kept.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdoctor.drafters.rope import Rope, rotate
+from specdoctor.engine.kv import KVCache
+from specdoctor.engine.rows import PackedRows
+from specdoctor.formats.spec import AttentionShape, DraftSpec
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * w, the mean taken in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: AttentionShape, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.shape = shape
+        self.q_proj = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.bias)
+        self.k_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
+        self.v_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, hidden, bias=shape.bias)
+        self.q_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, H] -> keys (normed, rotated) and values, each [hkv, N, D]."""
+        k = self.k_norm(self._heads(self.k_proj(x)))
+        return rotate(k, cos, sin), self._heads(self.v_proj(x))
+
+    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[N, H] -> [h, N, D]."""
+        return rotate(self.q_norm(self._heads(self.q_proj(x))), cos, sin)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1, self.shape.head_dim).transpose(0, 1)
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: AttentionShape, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(shape, hidden, eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = MLP(hidden, shape.intermediate_size)
+
+
+class Backbone(nn.Module):
+    """fc, hidden_norm, the layers and the final norm, with the KV cache of the context features."""
+
+    def __init__(self, spec: DraftSpec) -> None:
+        super().__init__()
+        H, eps = spec.hidden_size, spec.rms_norm_eps
+        self.fc = nn.Linear(len(spec.taps) * H, H, bias=False)
+        self.hidden_norm = RMSNorm(H, eps)
+        self.layers = nn.ModuleList(Layer(shape, H, eps) for shape in spec.layers)
+        self.norm = RMSNorm(H, eps)
+
+    def prepare(self, spec: DraftSpec, attention: Any) -> None:
+        """Attach what depends on device and dtype: the RoPE table, the cache, the attention path."""
+        weight = self.fc.weight
+        self.rope = Rope(spec.rope, spec.layers[0].head_dim, weight.device, weight.dtype)
+        self.cache = KVCache(weight.device)
+        self.attention = attention
+
+    def add_context(self, taps: Tensor, rows: PackedRows) -> None:
+        """Write the keys and values of newly committed tokens' features [N, taps * H]. The caller commits them."""
+        context = self.hidden_norm(self.fc(taps))  # [N, H]
+        cos, sin = self.rope.at(rows.positions, rows.limit)
+        for i, layer in enumerate(self.layers):
+            self.cache.write(i, *layer.self_attn.keys_values(context, cos, sin), rows)
+
+    def forward(self, x: Tensor, rows: PackedRows) -> Tensor:
+        """The block's embeddings [R*B, H] to its final normed hidden states [R*B, H]."""
+        cos, sin = self.rope.at(rows.positions, rows.limit)
+        for i, layer in enumerate(self.layers):
+            attention = layer.self_attn
+            normed = layer.input_layernorm(x)
+            k, v = self.cache.write(i, *attention.keys_values(normed, cos, sin), rows)
+            q = rows.spread(attention.queries(normed, cos, sin))
+            mask = rows.mask(attention.shape.window, attention.shape.causal_in_block)
+            out = rows.gather(self.attention(q, k, v, mask, attention.shape.head_dim**-0.5))
+            x = x + attention.o_proj(out.reshape(x.shape[0], -1))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x)

@@ -1,0 +1,254 @@
+"""The decode loop: prefill once, then rounds of draft, trim, verify, accept, commit.
+
+Contract: lossless. Greedy output equals the target's own greedy output token for token in float32; sampled output has
+the target's own distribution. `Engine` holds no request state: `Sequence` does.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from specdoctor.engine.clock import PhaseClock
+from specdoctor.engine.draft import Draft, Drafter, Schedule
+from specdoctor.engine.rows import PackedRows
+from specdoctor.engine.sequence import Sequence
+from specdoctor.engine.target import PREFILL_ROWS, Target, TargetOutput
+from specdoctor.engine.verify import Verdict, verify
+from specdoctor.errors import SpecdoctorError
+from specdoctor.metrics.record import RoundRecord
+
+
+class Engine:
+    """A target, a drafter (None: plain decoding, K = 0) and a schedule, run over sequences."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        *,
+        draft_tokens: int | None = None,
+        schedule: Schedule | None = None,
+        arm: str = "",
+    ) -> None:
+        self.target, self.drafter, self.schedule = target, drafter, schedule
+        self.draft_tokens = 0 if drafter is None else drafter.max_draft if draft_tokens is None else draft_tokens
+        if drafter is not None and not 0 < self.draft_tokens <= drafter.max_draft:
+            raise SpecdoctorError(
+                f"-K {self.draft_tokens}: {drafter.name} proposes 1 to {drafter.max_draft} tokens in a round"
+            )
+        self.taps = () if drafter is None else drafter.taps
+        self._nothing = Draft(torch.empty(0, dtype=torch.long, device=target.device), ())
+        self.arm = arm or (drafter.name if drafter else "ar")
+
+    def generate(self, sequences: Seq[Sequence]) -> None:
+        """Run requests to their end, all in one batch."""
+        try:
+            self.prefill(sequences)
+            while any(not s.finished for s in sequences):
+                self.step(sequences)
+        finally:
+            self.release(sequences)
+
+    def release(self, sequences: Seq[Sequence]) -> None:
+        """Give back KV slots and drafter state."""
+        for sequence in sequences:
+            if sequence.slot is not None:
+                self.target.close(sequence.slot)
+                sequence.slot = None
+                if self.drafter is not None:
+                    self.drafter.end(sequence)
+
+    @torch.inference_mode()
+    def prefill(self, sequences: Seq[Sequence]) -> None:
+        """Run the prompts and commit the first token of each. Not a round: no record, not in tau."""
+        for sequence in sequences:
+            self._check(sequence)
+        waiting = [s for s in sequences if not s.finished]
+        clock = PhaseClock(self.target.device)
+        for sequence in waiting:
+            sequence.slot = self.target.open()
+        if self.drafter is not None:
+            self.drafter.begin(waiting)
+        for pieces in _prefill_batches(waiting):
+            self._prefill(pieces)
+        clock.mark("prefill")
+        for sequence in waiting:
+            sequence.prefill_seconds = clock.seconds()["prefill"] / len(waiting)
+
+    @torch.inference_mode()
+    def step(self, sequences: Seq[Sequence]) -> None:
+        """One round of every unfinished sequence; those that share sampling settings run as one batch."""
+        groups: dict[tuple, list[Sequence]] = {}
+        for sequence in sequences:
+            if not sequence.finished:
+                groups.setdefault(sequence.sampling.distribution, []).append(sequence)
+        for group in groups.values():
+            self._round(group)
+
+    def _round(self, sequences: list[Sequence]) -> None:
+        clock = PhaseClock(self.target.device)
+        proposed = self._propose(sequences)
+        clock.mark("draft")
+        drafts = proposed if self.schedule is None else self.schedule(sequences, proposed)
+        clock.mark("schedule")
+        rows, output = self._verify(sequences, drafts)
+        clock.mark("verify")
+        verdicts = verify(sequences, drafts, output.logits)
+        clock.mark("accept")
+        committed = self._commit(sequences, verdicts)
+        clock.mark("commit")
+        self._observe(sequences, rows, verdicts, output)
+        clock.mark("draft")  # the drafter's own work on the committed tokens counts as drafting
+        self._record(sequences, proposed, drafts, verdicts, committed, clock.seconds())
+
+    def _propose(self, sequences: list[Sequence]) -> list[Draft]:
+        # The last position a draft may take: the target's limit, less the row of the anchor.
+        room = self.target.max_positions - max(len(s.ids) for s in sequences)
+        budget = min(self.draft_tokens, room)
+        if self.drafter is None or budget <= 0:
+            return [self._nothing] * len(sequences)
+        return self.drafter.propose(sequences, budget)
+
+    def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> tuple[PackedRows, TargetOutput]:
+        anchors = torch.tensor([s.anchor for s in sequences], device=self.target.device)
+        if len(sequences) == 1:
+            ids = torch.cat([anchors, drafts[0].tokens])
+        else:
+            ids = torch.cat([part for r, draft in enumerate(drafts) for part in (anchors[r : r + 1], draft.tokens)])
+        slots = [s.slot for s in sequences if s.slot is not None]
+        starts = [self.target.cache.lengths[slot] for slot in slots]
+        rows = PackedRows(slots, starts, [len(draft) + 1 for draft in drafts], self.target.device)
+        return rows, self.target.forward(rows, ids, taps=self.taps)
+
+    def _commit(self, sequences: list[Sequence], verdicts: list[Verdict]) -> list[list[int]]:
+        committed = []
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            assert sequence.slot is not None
+            self.target.cache.keep(sequence.slot, [0, *(node + 1 for node in verdict.path)])
+            committed.append(sequence.commit(verdict.tokens))
+            if not sequence.finished and len(sequence.ids) > self.target.max_positions:
+                sequence.stop_reason = "context"
+        return committed
+
+    def _observe(
+        self, sequences: list[Sequence], rows: PackedRows, verdicts: list[Verdict], output: TargetOutput
+    ) -> None:
+        """Hand the drafter the states of the committed rows: the anchor's and the accepted drafts'."""
+        if self.drafter is None or output.taps is None:
+            return
+        going, kept, first = [], [], 0
+        for sequence, verdict, count in zip(sequences, verdicts, rows.counts, strict=True):
+            if not sequence.finished:
+                going.append(sequence)
+                kept.append([first, *(first + node + 1 for node in verdict.path)])
+            first += count
+        if not going:
+            return
+        flat = [row for one in kept for row in one]
+        taps = output.taps[: len(flat)] if flat == list(range(len(flat))) else output.taps[flat]
+        self.drafter.observe(going, taps, [len(one) for one in kept])
+
+    def _record(
+        self,
+        sequences: list[Sequence],
+        proposed: list[Draft],
+        drafts: list[Draft],
+        verdicts: list[Verdict],
+        committed: list[list[int]],
+        times: dict[str, float],
+    ) -> None:
+        for sequence, whole, draft, verdict, ids in zip(sequences, proposed, drafts, verdicts, committed, strict=True):
+            sequence.records.append(
+                RoundRecord(
+                    arm=self.arm,
+                    prompt_id=sequence.prompt_id,
+                    round=len(sequence.records),
+                    drafted=len(whole),
+                    verified=len(draft),
+                    accepted=len(verdict.path),
+                    committed_ids=ids,
+                    outcomes=_outcomes(whole, draft, verdict),
+                    confidence=None if whole.confidence is None else whole.confidence.tolist(),
+                    stop=sequence.stop_reason,
+                    context=len(sequence.ids) - len(ids) - 1,
+                    times=times,
+                    category=sequence.category,
+                    repeat=sequence.repeat,
+                )
+            )
+
+    def _check(self, sequence: Sequence) -> None:
+        length, limit = sequence.prompt_length, self.target.max_positions
+        name = sequence.prompt_id or "prompt"
+        if length == 0:
+            raise SpecdoctorError(f"{name}: the prompt has no tokens, expected at least one")
+        if length >= limit:
+            raise SpecdoctorError(
+                f"{name}: the prompt has {length} tokens, but {self.target.name} has {limit} positions "
+                "(max_position_embeddings) and needs one to generate; shorten the prompt"
+            )
+        if sequence.max_new_tokens < 0:
+            raise SpecdoctorError(f"{name}: max_new_tokens is {sequence.max_new_tokens}, expected 0 or more")
+        if sequence.max_new_tokens == 0:
+            sequence.stop_reason = "length"
+
+    def _prefill(self, pieces: list["Piece"]) -> None:
+        """One forward over pieces of prompts; a prompt whose last piece this is gets its first token."""
+        device = self.target.device
+        sequences, counts = [s for s, _, _ in pieces], [end - start for _, start, end in pieces]
+        slots = [s.slot for s in sequences if s.slot is not None]
+        rows = PackedRows(slots, [start for _, start, _ in pieces], counts, device)
+        ids = torch.tensor([token for s, start, end in pieces for token in s.ids[start:end]], device=device)
+        ends = torch.tensor(counts, device=device).cumsum(0) - 1
+        output = self.target.forward(rows, ids, logit_rows=ends, taps=self.taps)
+        for slot, count in zip(slots, counts, strict=True):
+            self.target.cache.keep(slot, range(count))
+        if self.drafter is not None and output.taps is not None:
+            self.drafter.observe(sequences, output.taps, counts)
+        self._first_tokens(pieces, output.logits)
+
+    def _first_tokens(self, pieces: list["Piece"], logits: Tensor) -> None:
+        """Commit the token after each finished prompt: a verdict on an empty draft."""
+        groups: dict[tuple, list[int]] = {}
+        for r, (sequence, _, end) in enumerate(pieces):
+            if end == sequence.prompt_length:
+                groups.setdefault(sequence.sampling.distribution, []).append(r)
+        for members in groups.values():
+            chosen = [pieces[r][0] for r in members]
+            verdicts = verify(chosen, [self._nothing] * len(chosen), logits[members])
+            for sequence, verdict in zip(chosen, verdicts, strict=True):
+                sequence.commit(verdict.tokens)
+
+
+Piece = tuple[Sequence, int, int]  # prompt ids [start, end) of a sequence
+
+
+def _prefill_batches(sequences: Seq[Sequence]) -> Iterator[list[Piece]]:
+    """Pieces of at most `PREFILL_ROWS` rows in all, never two of one prompt: the later needs the earlier's columns."""
+    batch: list[Piece] = []
+    for sequence in sequences:
+        for start in range(0, sequence.prompt_length, PREFILL_ROWS):
+            piece = (sequence, start, min(start + PREFILL_ROWS, sequence.prompt_length))
+            rows = sum(end - begin for _, begin, end in batch) + piece[2] - piece[1]
+            if batch and (rows > PREFILL_ROWS or batch[-1][0] is sequence):
+                yield batch
+                batch = []
+            batch.append(piece)
+    if batch:
+        yield batch
+
+
+def _outcomes(whole: Draft, draft: Draft, verdict: Verdict) -> list[str]:
+    """Why each node fell: accepted, rejected (its parent was accepted), unreached, or trimmed before verification."""
+    path = set(verdict.path)
+    out = []
+    for node, parent in enumerate(whole.parents):
+        if node >= len(draft):
+            out.append("trimmed")
+        elif node in path:
+            out.append("accepted")
+        else:
+            out.append("rejected" if parent == -1 or parent in path else "unreached")
+    return out

@@ -1,0 +1,75 @@
+"""One request, and the only owner of its state."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdoctor.engine.sampling import Sampling
+from specdoctor.metrics.record import RoundRecord
+
+
+class Sequence:
+    """Ids, sampling settings, seeded generator, KV slot, drafter state, stop reason and round records of a request.
+
+    `ids` ends with the anchor: the last committed token, whose target hidden state does not exist yet. Every token
+    before the anchor has its KV column.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Seq[int],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        stop_ids: Iterable[int] = (),
+        prompt_id: str = "",
+        category: str = "",
+        repeat: int = 0,
+    ) -> None:
+        self.ids = list(prompt_ids)
+        self.prompt_length = len(self.ids)
+        self.max_new_tokens = max_new_tokens
+        self.sampling = sampling or Sampling()
+        self.stop_ids = frozenset(stop_ids)
+        self.prompt_id, self.category, self.repeat = prompt_id, category, repeat
+        self.generator = torch.Generator().manual_seed(self.sampling.seed)
+        self.slot: int | None = None
+        self.drafter_state: Any = None
+        self.stop_reason: str | None = (
+            None  # "stop" (a stop token), "length" (the cap) or "context" (the model's limit)
+        )
+        self.records: list[RoundRecord] = []
+        self.prefill_seconds = 0.0
+
+    @property
+    def anchor(self) -> int:
+        return self.ids[-1]
+
+    @property
+    def completion_ids(self) -> list[int]:
+        return self.ids[self.prompt_length :]
+
+    @property
+    def finished(self) -> bool:
+        return self.stop_reason is not None
+
+    def uniforms(self, n: int) -> Tensor:
+        """The next n uniform numbers [n] (float64, host) of this request's own stream."""
+        return torch.rand(n, generator=self.generator, dtype=torch.float64)
+
+    def commit(self, tokens: Seq[int]) -> list[int]:
+        """Append `tokens`, cut after the first stop token and at the cap; return what was really appended."""
+        room = self.max_new_tokens - len(self.completion_ids)
+        kept: list[int] = []
+        for token in tokens[:room]:
+            kept.append(token)
+            if token in self.stop_ids:
+                self.stop_reason = "stop"
+                break
+        self.ids += kept
+        if self.stop_reason is None and len(self.completion_ids) >= self.max_new_tokens:
+            self.stop_reason = "length"
+        return kept

@@ -1,0 +1,245 @@
+"""The target: any Hugging Face causal LM, run over packed rows with the engine's own KV cache and attention.
+
+Contract: `forward` runs the model once over a flat row of tokens and returns logits and tapped hidden states. The
+modelling code is the library's own and is not forked: attention goes through a function registered under the name
+`specdoctor`, and the layout of the rows reaches it as a keyword. Hidden states are indexed HS[0..L]: HS[0] is the input
+of layer 0, HS[i+1] the raw output of layer i (so HS[L] is before the final norm; `FINAL_NORMED` is after it).
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
+
+from specdoctor.engine.device import resolve_device, resolve_dtype
+from specdoctor.engine.kv import KVCache
+from specdoctor.engine.rows import PackedRows
+from specdoctor.errors import SpecdoctorError
+from specdoctor.kernels.attention import choose_attention
+
+FINAL_NORMED = -1  # tap index of HS[L] after the final norm
+ATTENTION_NAME = "specdoctor"
+PREFILL_ROWS = 512  # rows of one prefill forward: bounds the score matrix
+
+# State that cannot be cut back after a rejected draft. Anything else than these two attends over columns.
+SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+RECURRENT_MODULES = ("mamba", "rwkv", "gateddelta", "shortconv", "linearattention", "recurrent", "lightning")
+
+
+@dataclass(slots=True)
+class TargetOutput:
+    logits: Tensor  # [M, V] of the rows asked for, in the model's dtype
+    taps: Tensor | None  # [N, len(taps) * H]
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention signature: query [1, h, N, D], key and value [1, hkv, N, D] -> [1, N, h, D]."""
+    run: _Run = kwargs["specdoctor_run"]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    k, v = run.cache.write(layer, key[0], value[0], run.rows)
+    window = kwargs.get("sliding_window") or run.windows[layer]
+    out = run.attention(
+        run.rows.spread(query[0]),
+        k,
+        v,
+        run.rows.mask(window),
+        kwargs["scaling"],
+        kwargs.get("softcap"),
+        kwargs.get("s_aux"),
+    )
+    return run.rows.gather(out).unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+AttentionMaskInterface.register(ATTENTION_NAME, lambda *args, **kwargs: None)
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the attention function needs to know of one forward."""
+
+    rows: PackedRows
+    cache: KVCache
+    windows: list[int | None]
+    attention: Any
+
+
+class Target:
+    """A causal LM as the engine sees it: KV slots, one packed forward, taps."""
+
+    def __init__(self, model: PreTrainedModel, folder: Path | None = None, attention: str = "auto") -> None:
+        self.model = model.eval()
+        self.folder = folder
+        self.config = model.config.get_text_config()
+        refuse_unsupported_layers(model)
+        first = next(model.parameters())
+        self.device, self.dtype = first.device, first.dtype
+        self.attention = choose_attention(self.device, self.dtype, attention)
+        self.layers = _decoder_layers(model, self.config.num_hidden_layers)
+        self.windows = _windows(self.config)
+        self.cache = KVCache(self.device)
+        # A ready 4D mask is handed through by transformers' mask factories, which otherwise look at the positions'
+        # values (a device synchronisation). The registered attention never reads it.
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
+        self._tapped: dict[int, Tensor] = {}
+        self._hooked: set[int] = set()
+        model.set_attn_implementation(ATTENTION_NAME)
+
+    @classmethod
+    def load(cls, folder: Path, device: str = "auto", dtype: str = "auto", attention: str = "auto") -> "Target":
+        """Load a local HF folder. Raises `SpecdoctorError` when the folder cannot be a causal LM."""
+        where = resolve_device(device)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=resolve_dtype(dtype, where, folder), local_files_only=True
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            detail = lines[0] if lines else type(error).__name__
+            raise SpecdoctorError(f"{folder}: transformers cannot load this as a causal LM: {detail}") from error
+        return cls(model.to(where), folder, attention)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name if self.folder else type(self.model).__name__
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output embedding, padding included."""
+        return self.lm_head.weight.shape[0]
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
+    def max_positions(self) -> int:
+        return getattr(self.config, "max_position_embeddings", None) or 2**31
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    @property
+    def lm_head(self) -> nn.Linear:
+        return self.model.get_output_embeddings()
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """End-of-text ids, from the generation config and the model config."""
+        ids: set[int] = set()
+        for source in (self.model.generation_config, self.config):
+            eos = getattr(source, "eos_token_id", None)
+            ids |= set(eos) if isinstance(eos, list | tuple) else set() if eos is None else {eos}
+        return frozenset(ids)
+
+    def open(self) -> int:
+        return self.cache.open()
+
+    def close(self, slot: int) -> None:
+        self.cache.close(slot)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        rows: PackedRows,
+        input_ids: Tensor,
+        *,
+        logit_rows: Tensor | None = None,
+        taps: Seq[int] = (),
+    ) -> TargetOutput:
+        """Run the model over `input_ids` [N]; logits of `logit_rows` (all rows if None) and the tapped states.
+
+        The new KV columns are written but not committed: see `KVCache.keep`.
+        """
+        self._hook(taps)
+        run = _Run(rows, self.cache, self.windows, self.attention.compute)
+        try:
+            output = self.model(
+                input_ids=input_ids.unsqueeze(0),
+                position_ids=rows.positions.unsqueeze(0),
+                attention_mask=self._no_mask,
+                use_cache=False,
+                logits_to_keep=0 if logit_rows is None else logit_rows,
+                specdoctor_run=run,
+            )
+        except KeyError as error:
+            if error.args == ("specdoctor_run",):
+                raise SpecdoctorError(
+                    f"{self.name}: the modelling code of {type(self.model).__name__} does not hand keywords to its "
+                    "attention function, so it cannot be a target here"
+                ) from None
+            raise
+        states = torch.cat([self._tapped[i] for i in taps], dim=-1) if taps else None
+        self._tapped.clear()
+        return TargetOutput(output.logits[0], states)
+
+    def _hook(self, taps: Seq[int]) -> None:
+        for index in taps:
+            if index in self._hooked:
+                continue
+            self._hooked.add(index)
+            if index == FINAL_NORMED:
+                self.model.base_model.register_forward_hook(
+                    lambda module, args, output: self._tapped.__setitem__(FINAL_NORMED, output[0][0])
+                )
+            elif index == 0:
+                self.layers[0].register_forward_pre_hook(
+                    lambda module, args, kwargs: self._tapped.__setitem__(
+                        0, (args[0] if args else kwargs["hidden_states"])[0]
+                    ),
+                    with_kwargs=True,
+                )
+            else:
+                self.layers[index - 1].register_forward_hook(_tap_hook(self._tapped, index))
+
+
+def _tap_hook(tapped: dict[int, Tensor], index: int) -> Any:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        tapped[index] = (output[0] if isinstance(output, tuple) else output)[0]
+
+    return hook
+
+
+def refuse_unsupported_layers(model: PreTrainedModel) -> None:
+    """Raise when a layer's state cannot be cut back after a rejected draft, naming the layer type."""
+    config = model.config.get_text_config()
+    found = {kind for kind in getattr(config, "layer_types", None) or [] if kind not in SUPPORTED_LAYER_TYPES}
+    for module in model.modules():
+        name = type(module).__name__
+        if (
+            any(part in name.lower() for part in RECURRENT_MODULES)
+            and list(module.children())
+            and hasattr(module, "layer_idx")
+        ):
+            found.add(name)
+    if found:
+        raise SpecdoctorError(
+            f"{config.model_type}: layer type {', '.join(sorted(found))} keeps a state that cannot be cut back after a "
+            f"rejected draft; expected only {' and '.join(sorted(SUPPORTED_LAYER_TYPES))}. Use a target without such layers"
+        )
+
+
+def _decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count and "Layer" in type(module[0]).__name__ + "Block":
+            return module
+    raise SpecdoctorError(
+        f"{type(model).__name__}: no list of {count} decoder layers found, so hidden states cannot be tapped"
+    )
+
+
+def _windows(config: Any) -> list[int | None]:
+    """Sliding window of each layer, None where attention is full."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]

@@ -1,0 +1,76 @@
+"""config.json, read raw: every key has one reader, and a missing or wrong one is one clear line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specdoctor.errors import SpecdoctorError
+
+_ABSENT = object()
+
+
+class JsonConfig:
+    """A JSON object of a file, and the path to it for error lines. Keys may be dotted: `dflash_config.mask_token_id`."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self.path, self.values = path, values
+
+    @classmethod
+    def read(cls, folder: Path) -> "JsonConfig":
+        path = folder / "config.json"
+        if not folder.is_dir():
+            raise SpecdoctorError(
+                f"{folder}: no such folder; expected a draft checkpoint (config.json and *.safetensors)"
+            )
+        if not path.is_file():
+            raise SpecdoctorError(f"{path}: missing; expected the config.json of a draft checkpoint")
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, UnicodeDecodeError) as error:
+            raise SpecdoctorError(f"{path}: not valid JSON ({error})") from None
+        if not isinstance(values, dict):
+            raise SpecdoctorError(f"{path}: holds a {type(values).__name__}, expected a JSON object")
+        return cls(path, values)
+
+    def has(self, key: str) -> bool:
+        return self._find(key) is not _ABSENT
+
+    def get(self, key: str, kind: type | tuple[type, ...], default: Any = _ABSENT) -> Any:
+        """The value of `key`, checked to be of `kind` (bool is not an int); null counts as absent."""
+        value = self._find(key)
+        if value is _ABSENT or value is None:
+            if default is _ABSENT:
+                raise SpecdoctorError(f"{self.path}: key {key} is missing, expected {_names(kind)}")
+            return default
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if (isinstance(value, bool) and bool not in kinds) or not isinstance(value, kinds):
+            raise SpecdoctorError(f"{self.path}: key {key} is {value!r}, expected {_names(kind)}")
+        return value
+
+    def positive(self, key: str, default: Any = _ABSENT) -> int:
+        """A whole number of 1 or more."""
+        value = self.get(key, int, default)
+        if value < 1:
+            raise SpecdoctorError(f"{self.path}: key {key} is {value}, expected a whole number of 1 or more")
+        return value
+
+    def _find(self, key: str) -> Any:
+        value: Any = self.values
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return _ABSENT
+            value = value[part]
+        return value
+
+
+def _names(kind: type | tuple[type, ...]) -> str:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "a string",
+        bool: "true or false",
+        list: "a list",
+        dict: "an object",
+    }
+    return " or ".join(words.get(k, k.__name__) for k in kinds if not (k is int and float in kinds))

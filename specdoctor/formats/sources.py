@@ -1,0 +1,167 @@
+"""From what a user calls a model to a local Hugging Face folder: a path, a known name, or a hub id.
+
+Contract: `resolve_model` returns a folder that has a config.json and complete weights, or raises one clear line. A
+name that is already in the cache costs milliseconds, needs no network and imports no transformers. Code from a hub
+(`*.py`) is never fetched. Nothing is ever half there: a folder appears under its final name when it is whole.
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from specdoctor.errors import EnvironmentMissingError, SpecdoctorError
+from specdoctor.formats.model_folder import check_model_folder
+
+SOURCE_NAME = "specdoctor-source.json"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_PATTERNS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
+# Sub-folders and consolidated files are second copies of the same weights in other layouts.
+HUB_IGNORED = ["*.py", "*/*", "consolidated*.safetensors"]
+
+
+def _build_smollm2(folder: Path, bars: Any) -> dict[str, Any]:
+    from specdoctor.formats.smollm2 import build_smollm2
+
+    return build_smollm2(folder, bars)
+
+
+# Name -> what fills an empty folder, given progress bars, and returns the record of where the model came from.
+ALIASES: dict[str, Callable[[Path, Any], dict[str, Any]]] = {"smollm2-135m": _build_smollm2}
+
+
+def cache_root() -> Path:
+    """Where fetched models are kept: $SPECDOCTOR_HOME, else the user's cache folder for specdoctor."""
+    if home := os.environ.get("SPECDOCTOR_HOME"):
+        return Path(home).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("specdoctor", appauthor=False))
+
+
+def resolve_model(name: str, *, progress: bool | None = None) -> Path:
+    """The local folder of the model `name`; fetches it if it is a known name or a hub id that is not here yet.
+
+    `progress` shows bars on stderr (default: when stderr is a terminal). Raises SpecdoctorError for a wrong path or an
+    unknown name, EnvironmentMissingError for a model that cannot be had here: off line, no network, no access.
+    """
+    shown = sys.stderr.isatty() if progress is None else progress
+    if _is_path(name):
+        folder = Path(name).expanduser()
+        check_model_folder(folder)
+        return folder
+    if name in ALIASES:
+        return _alias_folder(name, shown)
+    if HUB_ID.fullmatch(name):
+        return _hub_folder(name, shown)
+    raise SpecdoctorError(
+        f"{name!r}: no such folder and no known model; known names: {', '.join(ALIASES)}; "
+        "else give a folder or a Hugging Face id (owner/name)"
+    )
+
+
+def is_offline(*variables: str) -> bool:
+    """Whether the user forbade downloads: SPECDOCTOR_OFFLINE (what --offline sets), or another of `variables`."""
+    values = (os.environ.get(name, "") for name in ("SPECDOCTOR_OFFLINE", *variables))
+    return any(value.strip().lower() in ("1", "true", "yes", "on") for value in values)
+
+
+def _is_path(name: str) -> bool:
+    looks = name.startswith((os.sep, "/", "./", "../", "~")) or name in (".", "..") or Path(name).is_absolute()
+    # owner/name has one separator: more of them can only be a path.
+    return looks or name.count("/") > 1 or (bool(name) and Path(name).exists())
+
+
+def _alias_folder(name: str, shown: bool) -> Path:
+    from filelock import FileLock
+
+    models = cache_root() / "models"
+    folder = models / name
+    if not (folder / SOURCE_NAME).is_file():
+        if is_offline():
+            raise EnvironmentMissingError(
+                f"{name}: not in {models}, and downloads are off; run `specdoctor fetch {name}` once "
+                "without --offline and SPECDOCTOR_OFFLINE"
+            )
+        models.mkdir(parents=True, exist_ok=True)
+        # Two processes may ask at once: the second waits here and then finds the folder.
+        with FileLock(models / f".{name}.lock"):
+            if not (folder / SOURCE_NAME).is_file():
+                _build(name, folder, shown)
+    try:
+        check_model_folder(folder)
+    except SpecdoctorError as error:
+        raise EnvironmentMissingError(f"{error}; delete {folder} and run `specdoctor fetch {name}`") from None
+    return folder
+
+
+def _build(name: str, folder: Path, shown: bool) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    if folder.exists():
+        raise SpecdoctorError(
+            f"{folder}: exists but holds no {SOURCE_NAME}, so specdoctor did not make it; move it away, then run "
+            f"`specdoctor fetch {name}`"
+        )
+    # We hold the lock, so an unfinished folder here belongs to a process that was killed.
+    for stale in folder.parent.glob(f".{name}.partial-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{name}.partial-", dir=folder.parent) as scratch,
+        Progress(console=Console(stderr=True), disable=not shown) as bars,
+    ):
+        whole = Path(scratch) / "model"  # an inner folder: the outer one is private to its owner
+        whole.mkdir()
+        record = {"schema_version": 1, "name": name, **ALIASES[name](whole, bars)}
+        (whole / SOURCE_NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        whole.replace(folder)
+
+
+def _hub_folder(repo_id: str, shown: bool) -> Path:
+    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not shown:
+        disable_progress_bars()
+    offline = is_offline("HF_HUB_OFFLINE")
+
+    def snapshot(weights: str) -> Path:
+        patterns = [*HUB_PATTERNS, weights]
+        got = snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=HUB_IGNORED, local_files_only=offline)
+        return Path(got)
+
+    try:
+        folder = snapshot("*.safetensors")
+        if not any(folder.glob("*.safetensors")):
+            folder = snapshot("*.bin")
+    except errors.LocalEntryNotFoundError as error:
+        why = "downloads are off" if offline else f"the hub cannot be reached ({_first_line(error)})"
+        raise EnvironmentMissingError(
+            f"{repo_id}: not in the local Hugging Face cache, and {why}; run `specdoctor fetch {repo_id}` once with "
+            "network, or give the path of a folder"
+        ) from None
+    except errors.GatedRepoError:
+        raise EnvironmentMissingError(
+            f"{repo_id}: gated; accept its terms at https://huggingface.co/{repo_id} and log in with `hf auth login`"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise EnvironmentMissingError(
+            f"{repo_id}: no such folder here, and no such model on the hub; a private one needs `hf auth login`"
+        ) from None
+    except errors.HfHubHTTPError as error:
+        raise EnvironmentMissingError(f"{repo_id}: the hub answered {_first_line(error)}; try again later") from None
+    try:
+        check_model_folder(folder)
+    except SpecdoctorError as error:
+        raise EnvironmentMissingError(f"{repo_id}: {error}") from None
+    return folder
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,28 @@
+"""Static confidence threshold: cut a chain at the first conditional confidence below it (formats.md 2.1).
+
+Lossless: the confidence of draft k depends on the tokens before k only, so whether k is verified does not depend on k.
+"""
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from specdoctor.engine.draft import Draft, Schedule
+from specdoctor.engine.sequence import Sequence
+from specdoctor.errors import SpecdoctorError
+
+
+def confidence_threshold(threshold: float) -> Schedule:
+    """A schedule that keeps the drafts before the first confidence below `threshold`, possibly none."""
+    if not 0 <= threshold <= 1:
+        raise SpecdoctorError(f"--confidence-threshold {threshold}: expected a probability between 0 and 1")
+
+    def schedule(sequences: Seq[Sequence], drafts: Seq[Draft]) -> list[Draft]:
+        values = [draft.confidence for draft in drafts if draft.confidence is not None]
+        if len(values) != len(drafts):  # nothing proposed (the context is full)
+            return list(drafts)
+        sure = torch.stack(values) >= threshold  # [R, K]
+        lengths = sure.long().cumprod(-1).sum(-1).tolist()
+        return [draft.prefix(n) for draft, n in zip(drafts, lengths, strict=True)]
+
+    return schedule
