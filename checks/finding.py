@@ -53,6 +53,11 @@ class Finding:
         return {**values, "severity": str(self.severity), "fingerprint": self.fingerprint}
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: `1 id`, `2,304 ids`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def by_severity(findings: list[Finding]) -> list[Finding]:
     """Worst first; the order of the checks among equals."""
     return sorted(findings, key=lambda finding: ORDER[finding.severity])

@@ -2,31 +2,32 @@
 
 ## What it checks
 The table id -> bytes of target and drafter over the ids that both have, whatever kind of file each comes from. An id
-counts when text can reach it: ordinary tokens, added tokens that a chat template, a role (bos, eos, ...) or the sample
-uses, and added tokens that the other side has at another id. Place-holders and added tokens that nothing uses do not
-count; they are listed as information.
+counts when text can reach it: ordinary tokens, added tokens that a chat template, a role (bos, eos, ...) or the
+sample uses, and added tokens that the other side has at another id. Place-holders and added tokens that nothing uses
+do not count; they are listed as information.
 
 ## Why it matters
-Target and drafter exchange ids, not text. Where an id means something else, each draft that holds it is a random guess:
-two swapped chat markers cost the first tokens of every turn, a vocabulary of another family is rejected altogether. No
-engine prints an error for it; some refuse pairs that differ in unused tokens only.
+Target and drafter exchange ids, not text. Where an id means something else, each draft that holds it is a random
+guess: two swapped chat markers cost the first tokens of every turn, a vocabulary of another family is rejected
+altogether. No engine prints an error for it; some refuse pairs that differ in unused tokens only.
 
 ## How it is measured
-Byte-level, SentencePiece and tiktoken pieces are all reduced to bytes and compared. Each differing id is weighted by its
-share in the bundled multilingual and code sample and in the rendered conversations, as the target's tokenizer encodes
-them. Fewer than half of the shared ids equal and fewer than 80 % of the token strings in common: different families.
+Byte-level, SentencePiece and tiktoken pieces are all reduced to bytes and compared. Each differing id is weighted by
+its share in the bundled multilingual and code sample and in the rendered conversations, as the target's tokenizer
+encodes them. Fewer than half of the shared ids equal and fewer than 80 % of the token strings in common: different
+families.
 
 ## Fix
-Give the drafter folder the target's own tokenizer files, if the drafter was trained with those ids (compare its training
-configuration). Otherwise the drafter was made for another target: take one made for this target, or an engine's method
-for unlike vocabularies (SD109 says how much a string-level mapping would cover).
+Give the drafter folder the target's own tokenizer files, if the drafter was trained with those ids (compare its
+training configuration). Otherwise the drafter was made for another target: take one made for this target, or an
+engine's method for unlike vocabularies (SD109 says how much a string-level mapping would cover).
 
 ## References
 - 100 % rejection and NaN draft probabilities with unlike vocabularies: https://github.com/ggml-org/llama.cpp/pull/3812
 - A valid pair refused for its special tokens: https://github.com/ggml-org/llama.cpp/pull/22358
 """
 
-from specdoctor.checks.finding import Finding, Severity
+from specdoctor.checks.finding import Finding, Severity, counted
 from specdoctor.checks.registry import Check
 from specdoctor.checks.token_table import TokenTable, Why
 from specdoctor.checks.tokenizer_pair import TokenizerPair
@@ -62,7 +63,7 @@ def _unlike(pair: TokenizerPair, table: TokenTable, where: dict[str, str]) -> Fi
     return Finding(
         code="SD101",
         severity=Severity.ERROR,
-        title=f"two different vocabularies: {table.same_share:.1%} of {table.shared_range:,} shared ids mean the same token",
+        title=f"different vocabularies: {table.same_share:.1%} of {table.shared_range:,} shared ids mean the same",
         evidence={
             "same_share": table.same_share,
             "string_overlap": table.overlap,
@@ -87,10 +88,10 @@ def _differing(table: TokenTable, where: dict[str, str]) -> Finding:
     return Finding(
         code="SD101",
         severity=Severity.ERROR if harmful else Severity.WARNING,
-        title=f"{count:,} id{'s' * (count != 1)} of {table.shared_range:,} mean another token{share}",
+        title=f"{counted(count, 'id')} of {table.all_ids:,} mean{'s' * (count == 1)} another token{share}",
         evidence={
             "differing": count,
-            "shared_range": table.shared_range,
+            "ids": table.all_ids,
             "weight": weight,
             "by_reason": {str(why): n for why in Why if (n := sum(entry.why is why for entry in table.differing))},
             "examples": [entry.as_json() for entry in table.differing[:_EXAMPLES]],
@@ -107,7 +108,7 @@ def _idle(table: TokenTable, where: dict[str, str]) -> Finding:
     return Finding(
         code="SD101",
         severity=Severity.INFO,
-        title=f"{len(renamed):,} ids differ in added tokens or place-holders that nothing uses",
+        title=f"differing in added tokens or place-holders that nothing uses: {counted(len(renamed), 'id')}",
         evidence={"idle": len(renamed), "examples": [entry.as_json() for entry in renamed[:_EXAMPLES]]},
         where=where,
         fix="Nothing to do; some engines refuse such a pair all the same.",

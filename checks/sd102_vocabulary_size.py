@@ -1,22 +1,22 @@
 """Vocabulary sizes: configuration, embedding rows and tokenizer agree.
 
 ## What it checks
-For each side the three sizes that ought to fit each other: `vocab_size` of the configuration, rows of the embedding and
-head tensors (and of a Markov head's tables), and the number of tokens of the tokenizer. Across the sides: whether the
-drafter has a row for each id that the target can emit, and whether the sides are padded to different row counts.
+For each side the three sizes that ought to fit each other: `vocab_size` of the configuration, rows of the embedding
+and head tensors (and of a Markov head's tables), and the number of tokens of the tokenizer. Across the sides: whether
+the drafter has a row for each id that the target can emit, and whether the sides are padded to different row counts.
 
 ## Why it matters
-Embeddings are padded to a multiple of 64, 128 or 256, so sizes of a good pair may differ: engines then refuse the pair,
-reshape wrongly or fail to share the head, although the pair is fine. A configuration that states another number than the
-tensor holds is a real fault: loaders trust one or the other.
+Embeddings are padded to a multiple of 64, 128 or 256, so sizes of a good pair may differ: engines then refuse the
+pair, reshape wrongly or fail to share the head, although the pair is fine. A configuration that states another number
+than the tensor holds is a real fault: loaders trust one or the other.
 
 ## How it is measured
-Headers of safetensors or GGUF files are read, never the weights. Different padding is information only. An error is: a
-tensor that does not have the rows its configuration states, or a target id in use beyond the drafter's rows.
+Headers of safetensors or GGUF files are read, never the weights. Different padding is information only. An error is:
+a tensor that does not have the rows its configuration states, or a target id in use beyond the drafter's rows.
 
 ## Fix
-Correct `vocab_size` in config.json, or resize the embedding to it. For a padding difference that an engine refuses: pad
-the smaller embedding with zero rows (and `vocab_size` with it), or cut the larger one to the tokenizer's length.
+Correct `vocab_size` in config.json, or resize the embedding to it. For a padding difference that an engine refuses:
+pad the smaller embedding with zero rows (and `vocab_size` with it), or cut the larger one to the tokenizer's length.
 
 ## References
 - Different padding aborts on an equal-vocabulary assertion: https://github.com/vllm-project/vllm/issues/5203
@@ -24,9 +24,10 @@ the smaller embedding with zero rows (and `vocab_size` with it), or cut the larg
 - A padded target hides the shared head, nothing is accepted: https://github.com/vllm-project/vllm/pull/46435
 """
 
-from specdoctor.checks.finding import Finding, Severity
+from specdoctor.checks.finding import Finding, Severity, counted
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import TokenizerPair
+
 from specdoctor.formats.tokenizer_files import TokenizerSide
 
 _FAULT = "tokenizer.vocab-padding"
@@ -48,7 +49,10 @@ def run(pair: TokenizerPair) -> list[Finding]:
 def _wrong_rows(side: TokenizerSide, name: str) -> list[Finding]:
     """Tensors that do not have as many rows as their configuration states."""
     facts, findings = side.facts, []
-    for roles, declared in ((_FULL_TABLES, facts.vocab_size), (_DRAFT_TABLES, facts.draft_vocab_size or facts.vocab_size)):
+    for roles, declared in (
+        (_FULL_TABLES, facts.vocab_size),
+        (_DRAFT_TABLES, facts.draft_vocab_size or facts.vocab_size),
+    ):
         for role in roles:
             place = facts.tensors.get(role)
             if place is None or declared is None or place.rows == declared.value:
@@ -58,9 +62,13 @@ def _wrong_rows(side: TokenizerSide, name: str) -> list[Finding]:
                     code="SD102",
                     severity=Severity.ERROR,
                     title=f"{declared.key} is {declared.value:,}, but {place.name} has {place.rows:,} rows",
-                    evidence={"declared": declared.value, "rows": place.rows, "difference": place.rows - declared.value},
+                    evidence={
+                        "declared": declared.value,
+                        "rows": place.rows,
+                        "difference": place.rows - declared.value,
+                    },
                     where={"side": name, "file": declared.file, "key": declared.key, "tensor": place.name},
-                    fix=f"Set {declared.key} to {place.rows} in {declared.file}, or resize {place.name} to the stated rows.",
+                    fix=f"Set {declared.key} to {place.rows} in {declared.file}, or resize {place.name}.",
                     fault=_FAULT,
                     subject=f"rows-{role}",
                 )
@@ -77,7 +85,7 @@ def _without_row(pair: TokenizerPair) -> list[Finding]:
         Finding(
             code="SD102",
             severity=Severity.ERROR,
-            title=f"the drafter has {pair.drafter_rows:,} rows, too few for {len(missing):,} ids that the target uses",
+            title=f"the drafter has {pair.drafter_rows:,} rows, {counted(len(missing), 'id')} of the target too few",
             evidence={
                 "drafter_rows": pair.drafter_rows,
                 "target_tokens": vocabulary.size,
@@ -85,7 +93,7 @@ def _without_row(pair: TokenizerPair) -> list[Finding]:
                 "examples": [{"id": i, "target": vocabulary.text_of(i)} for i in missing[:20]],
             },
             where={"side": "drafter", **_place_of_rows(pair.drafter)},
-            fix="The drafter was made for a smaller vocabulary: take one made for this target, or restore its full embedding.",
+            fix="The drafter was made for a smaller vocabulary: take one made for this target, or restore its rows.",
             fault="tokenizer.id-map",
             subject="without-row",
         )
@@ -129,7 +137,7 @@ def _beyond_own_rows(side: TokenizerSide, name: str) -> list[Finding]:
         Finding(
             code="SD102",
             severity=Severity.ERROR if ordinary else Severity.INFO,
-            title=f"the {name}'s tokenizer has {len(beyond):,} tokens beyond its own {rows:,} embedding rows",
+            title=f"the {name}'s tokenizer has {counted(len(beyond), 'token')} beyond its own {rows:,} embedding rows",
             evidence={
                 "rows": rows,
                 "tokens": vocabulary.size,

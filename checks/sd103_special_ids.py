@@ -1,13 +1,14 @@
 """Special ids: both sides begin, end and pad text with the same tokens.
 
 ## What it checks
-The ids of bos, eos, pad and unk as the tokenizer's files name them, the ids that end a text according to config.json and
-generation_config.json, whether each named token exists in the vocabulary, and whether both sides put bos in front of a
-text.
+The ids of bos, eos, pad and unk as the tokenizer's files name them, the ids that end a text according to config.json
+and generation_config.json, whether each named token exists in the vocabulary, and whether both sides put bos in front
+of a text.
 
 ## Why it matters
-A drafter that ends texts with another token drafts past the end or stops early: the drafts at every end of turn are lost.
-llama.cpp refuses a pair whose bos or eos differ. Frameworks that stop drafting at the drafter's own eos cut each draft.
+A drafter that ends texts with another token drafts past the end or stops early: the drafts at every end of turn are
+lost. llama.cpp refuses a pair whose bos or eos differ. Frameworks that stop drafting at the drafter's own eos cut
+each draft.
 
 ## How it is measured
 Names are resolved to ids through each side's own vocabulary and compared. Different eos, or a different bos that the
@@ -15,8 +16,9 @@ target puts before its prompts, is a warning; pad and unk are information. Vocab
 compared (SD101 says so).
 
 ## Fix
-Copy `eos_token`, `bos_token` (tokenizer_config.json) and `eos_token_id` (config.json, generation_config.json) from the
-target to the drafter. A base drafter of a chat target keeps its ids; expect its drafts to fail at the end of each turn.
+Copy `eos_token`, `bos_token` (tokenizer_config.json) and `eos_token_id` (config.json, generation_config.json) from
+the target to the drafter. A base drafter of a chat target keeps its ids; expect its drafts to fail at the end of each
+turn.
 
 ## References
 - Roles and ids of GGUF and Hugging Face files: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -26,6 +28,7 @@ target to the drafter. A base drafter of a chat target keeps its ids; expect its
 from specdoctor.checks.finding import Finding, Severity
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import DIFFERENT_FAMILIES, TokenizerPair
+
 from specdoctor.formats.tokenizer_files import SpecialRole, TokenizerSide
 
 _FAULT = "tokenizer.id-map"
@@ -70,7 +73,13 @@ def _other_role(pair: TokenizerPair, role: str, mine: SpecialRole, theirs: Speci
         code="SD103",
         severity=Severity.WARNING if serious else Severity.INFO,
         title=f"{role} is {mine.id} {mine.text!r} for the target and {theirs.id} {theirs.text!r} for the drafter",
-        evidence={"role": role, "target_id": mine.id, "drafter_id": theirs.id, "target": mine.text, "drafter": theirs.text},
+        evidence={
+            "role": role,
+            "target_id": mine.id,
+            "drafter_id": theirs.id,
+            "target": mine.text,
+            "drafter": theirs.text,
+        },
         where={"side": "drafter", "file": theirs.file, "key": theirs.key},
         fix=f"Copy {mine.key} from the target, if the drafter was trained on the target's texts.",
         fault=_FAULT,
@@ -110,7 +119,7 @@ def _prefix(pair: TokenizerPair) -> list[Finding]:
             title=f"ids put before a text: target {list(mine)}, drafter {list(theirs)}",
             evidence={"target_prefix": list(mine), "drafter_prefix": list(theirs)},
             where={"side": "drafter", "file": pair.drafter.vocabulary.file if pair.drafter.vocabulary else ""},
-            fix="Engines take the target's prompt ids, so this matters only to whoever trains with the drafter's tokenizer.",
+            fix="Engines take the target's prompt ids: this matters to training with the drafter's tokenizer only.",
             subject="prefix",
         )
     ]

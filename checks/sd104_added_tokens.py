@@ -22,9 +22,10 @@ set, if the drafter was trained with that tokenizer.
 - Layout of added tokens: https://huggingface.co/docs/tokenizers/api/added-tokens
 """
 
-from specdoctor.checks.finding import Finding, Severity
+from specdoctor.checks.finding import Finding, Severity, counted
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import DIFFERENT_FAMILIES, TokenizerPair
+
 from specdoctor.formats.tokenizer_files import TokenizerSide
 from specdoctor.formats.vocabulary import AddedToken, Vocabulary, is_unused_slot
 
@@ -54,7 +55,7 @@ def _conflicts(side: TokenizerSide, name: str) -> list[Finding]:
         Finding(
             code="SD104",
             severity=Severity.WARNING,
-            title=f"the {name}'s own files disagree about {len(conflicts):,} added token{'s' * (len(conflicts) != 1)}",
+            title=f"the {name}'s own files disagree about {counted(len(conflicts), 'added token')}",
             evidence={"conflicts": len(conflicts), "examples": conflicts[:_EXAMPLES]},
             where={"side": name, "file": side.vocabulary.file if side.vocabulary else ""},
             fix="Restore the tokenizer files of one release as a set; engines read different ones of these entries.",
@@ -74,10 +75,10 @@ def _one_sided(pair: TokenizerPair, target: Vocabulary, drafter: Vocabulary) -> 
             Finding(
                 code="SD104",
                 severity=Severity.WARNING,
-                title=f"the drafter's tokenizer lacks {len(used):,} added tokens that the target's prompts use",
+                title=f"the drafter's tokenizer lacks {counted(len(used), 'added token')} of the target's prompts",
                 evidence={"missing": len(used), "examples": [_example(token) for token in used[:_EXAMPLES]]},
                 where={"side": "drafter", "file": drafter.file},
-                fix="The drafter was trained with an older tokenizer: expect rejections around these tokens, or retrain.",
+                fix="The drafter was trained with an older tokenizer: expect rejections around these, or retrain.",
                 fault=_FAULT,
                 subject="missing",
             )
@@ -88,11 +89,13 @@ def _one_sided(pair: TokenizerPair, target: Vocabulary, drafter: Vocabulary) -> 
             Finding(
                 code="SD104",
                 severity=Severity.INFO,
-                title=f"{idle:,} added tokens are on one side only, and nothing uses them",
+                title=f"only one side has {counted(idle, 'added token')} that nothing uses",
                 evidence={
                     "only_target": len(only_target) - len(used),
                     "only_drafter": len(only_drafter),
-                    "examples": [_example(token) for token in (only_target + only_drafter) if token not in used][:_EXAMPLES],
+                    "examples": [_example(token) for token in (only_target + only_drafter) if token not in used][
+                        :_EXAMPLES
+                    ],
                 },
                 where={"side": "drafter", "file": drafter.file},
                 fix="Nothing to do; some engines refuse such a pair all the same.",
@@ -121,14 +124,19 @@ def _matched_differently(target: Vocabulary, drafter: Vocabulary) -> list[Findin
     if not different:
         return []
     examples = [
-        {**_example(a), "target_flags": sorted(a.flags), "drafter_flags": sorted(b.flags), "special": [a.special, b.special]}
+        {
+            **_example(a),
+            "target_flags": sorted(a.flags),
+            "drafter_flags": sorted(b.flags),
+            "special": [a.special, b.special],
+        }
         for a, b in different[:_EXAMPLES]
     ]
     return [
         Finding(
             code="SD104",
             severity=Severity.INFO,
-            title=f"{len(different):,} added tokens are matched or shown differently (flags, special or not)",
+            title=f"matched or shown differently (flags, special or not): {counted(len(different), 'added token')}",
             evidence={"different_flags": len(different), "examples": examples},
             where={"side": "drafter", "file": drafter.file},
             fix="Copy the added_tokens entries of the target, unless the drafter was trained with its own.",

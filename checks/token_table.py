@@ -1,7 +1,7 @@
 """Two id -> bytes tables side by side: which ids mean something else, and which of those any text can reach.
 
 Contract: an id counts as differing only when a text can reach it. Padding, place-holders and added tokens that neither
-side's template, roles nor sample uses are kept apart as `idle`: engines that refuse a pair for those raise a false alarm.
+side's template, roles nor sample uses are kept apart as `idle`: refusing a pair for those is a false alarm.
 """
 
 from collections.abc import Mapping
@@ -62,16 +62,22 @@ class TokenTable:
     """The comparison of two vocabularies. `drafter_rows`: rows of the drafter's embedding, if known."""
 
     def __init__(
-        self, target: Vocabulary, drafter: Vocabulary, target_speech: Speech, drafter_speech: Speech, drafter_rows: int | None
+        self,
+        target: Vocabulary,
+        drafter: Vocabulary,
+        target_speech: Speech,
+        drafter_speech: Speech,
+        drafter_rows: int | None,
     ) -> None:
         self._sides = (target, drafter)
         self._speech = (target_speech, drafter_speech)
         self._drafter_rows = drafter_rows
         self.shared_range = min(target.size, drafter.size)
+        self.all_ids = max(target.size, drafter.size)
         pairs = zip(target.tokens, drafter.tokens, strict=False)
         unequal = [i for i, (mine, theirs) in enumerate(pairs) if mine != theirs]
         self.unequal = len(unequal)
-        ids = unequal + list(range(self.shared_range, max(target.size, drafter.size)))
+        ids = unequal + list(range(self.shared_range, self.all_ids))
         if self.unlike_families:  # every id differs: list those that the sample meets
             ids = [token_id for token_id in ids if self._counted.get(token_id)]
         entries = [entry for entry in map(self._entry, ids) if entry.target is not None or entry.drafter is not None]
@@ -105,6 +111,7 @@ class TokenTable:
         total = sum(self._counted.values())
         return sum(entry.count for entry in self.differing) / total if total else None
 
+    @cached_property
     def coverage(self) -> tuple[float, float | None]:
         """Share of the target's tokens whose bytes are a drafter token too: of the vocabulary, and of the sample."""
         target, drafter = self._sides

@@ -11,12 +11,18 @@ from pathlib import Path
 
 from specdoctor.checks.text_sample import TextSample, bundled_sample
 from specdoctor.checks.token_table import Speech, TokenTable
+
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.chat_template import Refusal, render_all
 from specdoctor.formats.tokenizer_files import TokenizerSide, read_side
 from specdoctor.formats.vocabulary import TextEncoder, Vocabulary
 
-IDENTICAL, PADDING_ONLY, IDS_DIFFER, DIFFERENT_FAMILIES = "identical", "padding-only", "ids-differ", "different-families"
+IDENTICAL, PADDING_ONLY, IDS_DIFFER, DIFFERENT_FAMILIES = (
+    "identical",
+    "padding-only",
+    "ids-differ",
+    "different-families",
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,8 @@ class TokenizerPair:
     def __init__(self, target: TokenizerSide, drafter: TokenizerSide, sample: TextSample | None = None) -> None:
         if target.vocabulary is None:
             raise SpecdoctorError(
-                f"{target.path}: the target has no tokenizer files (looked for tokenizer.json, tokenizer.model, *.tiktoken, "
-                "tekken.json, vocab.json); without them token ids have no meaning to compare."
+                f"{target.path}: the target has no tokenizer files (tokenizer.json, tekken.json, tokenizer.model, "
+                "*.tiktoken or vocab.json); without them token ids have no meaning to compare."
             )
         if drafter.vocabulary is None and drafter.facts.is_empty:
             raise SpecdoctorError(
@@ -97,15 +103,23 @@ class TokenizerPair:
         return encoder.encode_batch(texts) if encoder else None
 
     @cached_property
+    def same_tokens(self) -> bool:
+        """Whether both tables are equal to the last id."""
+        drafter = self.drafter.vocabulary
+        return drafter is not None and drafter.tokens == self.target_vocabulary.tokens
+
+    @cached_property
     def table(self) -> TokenTable | None:
         """Both vocabularies compared; None when the drafter has none of its own."""
         if self.drafter.vocabulary is None:
             return None
-        if self.drafter.vocabulary.tokens == self.target_vocabulary.tokens:
+        if self.same_tokens:
             silent = Speech({}, frozenset())  # no id differs, so none has to be weighed
             return TokenTable(self.target_vocabulary, self.drafter.vocabulary, silent, silent, self.drafter_rows)
         theirs = self._speech(self.drafter, self.drafter_encoded)
-        return TokenTable(self.target_vocabulary, self.drafter.vocabulary, self._target_speech, theirs, self.drafter_rows)
+        return TokenTable(
+            self.target_vocabulary, self.drafter.vocabulary, self._target_speech, theirs, self.drafter_rows
+        )
 
     @cached_property
     def _target_speech(self) -> Speech:

@@ -6,6 +6,7 @@ modelling code is the library's own and is not forked: attention goes through a 
 of layer 0, HS[i+1] the raw output of layer i (so HS[L] is before the final norm; `FINAL_NORMED` is after it).
 """
 
+import sys
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from specdoctor.engine.device import resolve_device, resolve_dtype
 from specdoctor.engine.kv import KVCache
@@ -95,6 +97,8 @@ class Target:
     def load(cls, folder: Path, device: str = "auto", dtype: str = "auto", attention: str = "auto") -> "Target":
         """Load a local HF folder. Raises `SpecdoctorError` when the folder cannot be a causal LM."""
         where = resolve_device(device)
+        if not sys.stderr.isatty():
+            disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=resolve_dtype(dtype, where, folder), local_files_only=True

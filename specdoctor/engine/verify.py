@@ -35,7 +35,7 @@ def verify(sequences: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list
 
 
 def _greedy(drafts: Seq[Draft], logits: Tensor) -> list[Verdict]:
-    best = logits.argmax(-1)
+    best = logits.float().argmax(-1)  # the same index, and faster than a 16-bit argmax on a CPU
     host = torch.cat([best, *(draft.tokens for draft in drafts)]).tolist()
     best_ids, draft_ids = host[: len(best)], host[len(best) :]
     verdicts, row, node = [], 0, 0

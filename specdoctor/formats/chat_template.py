@@ -26,31 +26,30 @@ class _RefusedError(Exception):
     pass
 
 
-def render(
-    template: str, conversation: Mapping[str, Any], tokens: Mapping[str, str], default_name: str = "chat template"
-) -> str | Refusal:
-    """Text of one conversation (`messages` and the template's options), or why there is none.
+def render_all(
+    template: str, conversations: Sequence[Mapping[str, Any]], tokens: Mapping[str, str]
+) -> list[str | Refusal]:
+    """Text of each conversation (`messages` and the template's options), or why there is none.
 
-    `tokens` holds bos_token, eos_token, ... as the tokenizer's files name them.
+    `tokens` holds bos_token, eos_token, ... as the tokenizer's files name them. `name` is a label of ours and not
+    handed to the template.
     """
     import jinja2
 
     try:
         compiled = _environment().from_string(_GENERATION_MARK.sub("", template))
-        return str(compiled.render(**{**tokens, "tools": None, "documents": None, **conversation}))
+    except jinja2.TemplateSyntaxError as error:
+        return [Refusal(f"line {error.lineno}: {error.message}")] * len(conversations)
+    return [_render(compiled, {**tokens, "tools": None, "documents": None, **c}) for c in conversations]
+
+
+def _render(compiled: Any, variables: Mapping[str, Any]) -> str | Refusal:
+    try:
+        return str(compiled.render({key: value for key, value in variables.items() if key != "name"}))
     except _RefusedError as refused:
         return Refusal(str(refused))
-    except jinja2.TemplateSyntaxError as error:
-        return Refusal(f"{default_name}, line {error.lineno}: {error.message}")
     except Exception as error:  # templates are programs of others: whatever they raise is a fact about the template
-        return Refusal(f"{default_name}: {type(error).__name__}: {error}")
-
-
-def render_all(
-    template: str, conversations: Sequence[Mapping[str, Any]], tokens: Mapping[str, str]
-) -> list[str | Refusal]:
-    """`render` for each conversation; `name` is a label of ours and not handed to the template."""
-    return [render(template, {k: v for k, v in c.items() if k != "name"}, tokens) for c in conversations]
+        return Refusal(f"{type(error).__name__}: {error}")
 
 
 def _environment() -> Any:

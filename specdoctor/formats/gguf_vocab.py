@@ -10,10 +10,10 @@ from typing import Any
 
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.gguf_header import GgufHeader
-from specdoctor.formats.sentencepiece_model import encoder_from_pieces
-from specdoctor.formats.split_patterns import pre_tokenizer_of
+from specdoctor.formats.sentencepiece_model import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, encoder_from_pieces
+from specdoctor.formats.split_patterns import WHOLE_WORDS_FIRST, pre_tokenizer_of
 from specdoctor.formats.text_encoder import GENERIC_PATTERN, encoder_from_tokenizer_json
-from specdoctor.formats.tokenizer_json import added_entries, byte_level_pre_tokenizer
+from specdoctor.formats.tokenizer_json import BYTE_LEVEL, added_entries, byte_level_pre_tokenizer
 from specdoctor.formats.vocabulary import (
     AddedToken,
     Segmentation,
@@ -23,7 +23,6 @@ from specdoctor.formats.vocabulary import (
     is_padding_piece,
 )
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _SENTENCEPIECE_TYPES = {"llama": "SentencePiece BPE", "t5": "SentencePiece unigram"}
 _ROLE_KEYS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "mask": "mask"}
 
@@ -61,6 +60,7 @@ def read_gguf_vocabulary(header: GgufHeader) -> Vocabulary | None:
         tokens=tokens,
         added=added,
         declared_rows=len(pieces),
+        segmentation=Segmentation(names_normalizer=not byte_level),
         prefix_ids=_prefix_ids(header),
     )
     _attach_encoder(vocabulary, header, model, pieces, types)
@@ -94,9 +94,11 @@ def _attach_encoder(
 ) -> None:
     merges = header.get("tokenizer.ggml.merges")
     if model == "gpt2" and merges:
-        pre_tokenizer = pre_tokenizer_of(header.get("tokenizer.ggml.pre"))
+        name = header.get("tokenizer.ggml.pre")
+        pre_tokenizer = pre_tokenizer_of(name)
         vocabulary.encoder_is_exact = pre_tokenizer is not None
         data = _as_tokenizer_json(vocabulary, pieces, types, merges, pre_tokenizer)
+        data["model"]["ignore_merges"] = name in WHOLE_WORDS_FIRST
         vocabulary.encoder_for = partial(encoder_from_tokenizer_json, data)
     elif model in _SENTENCEPIECE_TYPES and (scores := header.get("tokenizer.ggml.scores")):
         dummy_prefix = bool(header.get("tokenizer.ggml.add_space_prefix", True))
@@ -113,7 +115,7 @@ def _as_tokenizer_json(
     return {
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer or byte_level_pre_tokenizer(GENERIC_PATTERN),
-        "decoder": {"type": "ByteLevel"},
+        "decoder": BYTE_LEVEL,
         "added_tokens": added_entries(vocabulary.added),
         "model": {
             "type": "BPE",

@@ -5,61 +5,91 @@ in its wire format: the library then cuts text exactly as it would with the orig
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specdoctor.errors import SpecdoctorError
+from specdoctor.formats.protobuf_wire import bytes_field, fields, float_field, number_field
 from specdoctor.formats.text_encoder import Substrings
 from specdoctor.formats.vocabulary import AddedToken, Segmentation, TextEncoder, Vocabulary, bytes_of_sentencepiece
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_UNIGRAM, _BPE = 1, 2
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # as in GGUF's token types
+UNIGRAM, BPE = 1, 2
+# Field numbers of sentencepiece_model.proto.
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+_PIECE, _SCORE, _TYPE = 1, 2, 3
+_MODEL_TYPE, _BYTE_FALLBACK = 3, 35
+_ROLE_FIELDS = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}  # role -> field, default
+_NAME, _DUMMY_PREFIX, _FOLD_SPACES, _ESCAPE_SPACES = 1, 3, 4, 5
+
+
+@dataclass(frozen=True)
+class _Model:
+    pieces: list[str]
+    scores: list[float]
+    types: list[int]
+    trainer: dict[int, Any]
+    normalizer: dict[int, Any]
 
 
 def read_sentencepiece(path: Path) -> Vocabulary:
     """Vocabulary of a SentencePiece model file. Raises SpecdoctorError when the file is something else."""
-    import sentencepiece
-
-    try:
-        processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    except Exception as error:  # the library raises RuntimeError, TypeError or its own, by version
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SpecdoctorError(
-            f"{path}: neither a tiktoken rank file nor a SentencePiece model that can be read ({reason})."
-        ) from None
-    ids = list(range(processor.get_piece_size()))
-    pieces, scores = processor.id_to_piece(ids), processor.get_score(ids)
-    types = _types_of(processor, ids)
-    tokens = [
-        None if kind == _UNUSED else piece.encode() if kind in (_UNKNOWN, _CONTROL) else bytes_of_sentencepiece(piece)
-        for piece, kind in zip(pieces, types, strict=True)
-    ]
-    # BPE models number their merges: scores 0, -1, -2, ...; those of a unigram model are log probabilities.
-    unigram = any(kind == _NORMAL and score != int(score) for kind, score in zip(types, scores, strict=True))
+    model = _parse(path)
+    unigram = model.trainer.get(_MODEL_TYPE, UNIGRAM) == UNIGRAM
+    tokens = [_token_bytes(piece, kind) for piece, kind in zip(model.pieces, model.types, strict=True)]
     return Vocabulary(
         kind="sentencepiece",
         file=path.name,
         family=f"SentencePiece {'unigram' if unigram else 'BPE'}",
         tokens=tokens,
         added={
-            i: AddedToken(i, pieces[i], special=kind in (_CONTROL, _UNKNOWN))
-            for i, kind in enumerate(types)
-            if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+            i: AddedToken(i, model.pieces[i], special=kind != USER_DEFINED)
+            for i, kind in enumerate(model.types)
+            if kind in (CONTROL, UNKNOWN, USER_DEFINED)
         },
-        segmentation=Segmentation(merges=list(zip(pieces, scores, strict=True)), options={"unigram": unigram}),
-        encoder_for=partial(_whole_encoder, processor),
+        segmentation=Segmentation(
+            normalizer={n: v for n, v in model.normalizer.items() if n != _NAME},
+            merges=list(zip(model.pieces, model.scores, strict=True)),
+            options={"unigram": unigram},
+        ),
+        encoder_for=partial(_whole_encoder, str(path)),
     )
 
 
 def sentencepiece_roles(path: Path) -> dict[str, int]:
     """Role -> id as the model file declares them (-1, not used, is left out)."""
-    import sentencepiece
+    trainer = _parse(path).trainer
+    found = {role: trainer.get(number, default) for role, (number, default) in _ROLE_FIELDS.items()}
+    return {role: token_id for role, token_id in found.items() if 0 <= token_id < 1 << 31}
 
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    found = {role: getattr(processor, f"{role}_id")() for role in ("bos", "eos", "pad", "unk")}
-    return {role: token_id for role, token_id in found.items() if token_id >= 0}
+
+def _token_bytes(piece: str, kind: int) -> bytes | None:
+    if kind == UNUSED:
+        return None
+    return piece.encode() if kind in (UNKNOWN, CONTROL) else bytes_of_sentencepiece(piece)
+
+
+def _parse(path: Path) -> _Model:
+    model = _Model([], [], [], {}, {})
+    try:
+        for number, value in fields(path.read_bytes()):
+            if number == _PIECES:
+                entry = dict(fields(value))
+                model.pieces.append(entry[_PIECE].decode())
+                model.scores.append(struct.unpack("<f", entry[_SCORE])[0] if _SCORE in entry else 0.0)
+                model.types.append(entry.get(_TYPE, NORMAL))
+            elif number in (_TRAINER, _NORMALIZER):
+                (model.trainer if number == _TRAINER else model.normalizer).update(fields(value))
+    except (ValueError, KeyError, AttributeError, TypeError, struct.error):
+        model.pieces.clear()
+    if not model.pieces:
+        raise SpecdoctorError(
+            f"{path}: no GGUF, JSON or tiktoken file, and no whole SentencePiece model: another kind, or cut off."
+        )
+    return model
 
 
 class _PieceEncoder:
@@ -71,8 +101,10 @@ class _PieceEncoder:
         return rows if self._true_ids is None else [[self._true_ids[i] for i in row] for row in rows]
 
 
-def _whole_encoder(processor: Any, texts: Sequence[str]) -> TextEncoder:
-    return _PieceEncoder(processor)
+def _whole_encoder(model_file: str, texts: Sequence[str]) -> TextEncoder:
+    import sentencepiece
+
+    return _PieceEncoder(sentencepiece.SentencePieceProcessor(model_file=model_file))
 
 
 def encoder_from_pieces(
@@ -86,49 +118,19 @@ def encoder_from_pieces(
     """Encoder for `texts` from pieces, scores and types; only pieces that can occur in the texts are kept."""
     import sentencepiece
 
-    possible = Substrings([text.replace(" ", "\u2581") for text in texts])
+    occurring = Substrings([text.replace(" ", "\u2581") for text in texts]).among(set(pieces))
     lowest = min(range(len(pieces)), key=lambda i: scores[i])
-    occurring = possible.among(set(pieces))
-    kept = [
-        i
-        for i, piece in enumerate(pieces)
-        if types[i] in (_UNKNOWN, _CONTROL, _BYTE) or i == lowest or piece in occurring
-    ]
-    model = b"".join(_field(1, _piece(pieces[i], scores[i], types[i])) for i in kept)
-    bytes_there = any(types[i] == _BYTE for i in kept)
-    trainer = _number(3, _UNIGRAM if unigram else _BPE) + _number(35, int(bytes_there))
+    always = (UNKNOWN, CONTROL, BYTE)
+    kept = [i for i, piece in enumerate(pieces) if types[i] in always or i == lowest or piece in occurring]
+    model = b"".join(bytes_field(_PIECES, _piece(pieces[i], scores[i], types[i])) for i in kept)
+    trainer = number_field(_MODEL_TYPE, UNIGRAM if unigram else BPE)
+    trainer += number_field(_BYTE_FALLBACK, int(any(types[i] == BYTE for i in kept)))
     # No clean-up: neither llama.cpp nor the model's own settings remove or fold white space.
-    normalizer = _field(1, b"identity") + _number(3, int(dummy_prefix)) + _number(4, 0) + _number(5, 1)
-    model += _field(2, trainer) + _field(3, normalizer)
+    normalizer = bytes_field(_NAME, b"identity") + number_field(_DUMMY_PREFIX, int(dummy_prefix))
+    normalizer += number_field(_FOLD_SPACES, 0) + number_field(_ESCAPE_SPACES, 1)
+    model += bytes_field(_TRAINER, trainer) + bytes_field(_NORMALIZER, normalizer)
     return _PieceEncoder(sentencepiece.SentencePieceProcessor(model_proto=model), kept)
 
 
-def _types_of(processor: Any, ids: list[int]) -> list[int]:
-    kinds = [_NORMAL] * len(ids)
-    for kind, flags in ((_UNUSED, "unused"), (_BYTE, "byte"), (_CONTROL, "control"), (_UNKNOWN, "unknown")):
-        flagged: Iterable[bool] = getattr(processor, f"is_{flags}")(ids)
-        for token_id, is_kind in enumerate(flagged):
-            if is_kind:
-                kinds[token_id] = kind
-    return kinds
-
-
 def _piece(text: str, score: float, kind: int) -> bytes:
-    return _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind)
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
-
-
-def _number(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return bytes_field(_PIECE, text.encode()) + float_field(_SCORE, score) + number_field(_TYPE, kind)

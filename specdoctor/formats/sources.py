@@ -154,8 +154,10 @@ def _hub_folder(repo_id: str, shown: bool) -> Path:
         raise EnvironmentMissingError(
             f"{repo_id}: no such folder here, and no such model on the hub; a private one needs `hf auth login`"
         ) from None
-    except errors.HfHubHTTPError as error:
-        raise EnvironmentMissingError(f"{repo_id}: the hub answered {_first_line(error)}; try again later") from None
+    except errors.HFValidationError:
+        raise SpecdoctorError(f"{repo_id}: no such folder, and not a valid Hugging Face id (owner/name)") from None
+    except errors.HTTPError as error:  # an answer such as 500, or a connection lost half-way
+        raise EnvironmentMissingError(f"{repo_id}: the hub failed ({_first_line(error)}); try again later") from None
     try:
         check_model_folder(folder)
     except SpecdoctorError as error:

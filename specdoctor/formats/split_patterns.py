@@ -25,6 +25,8 @@ _PATTERN_OF = {
     "gpt-4o": GPT_4O,
     "o200k": GPT_4O,
 }
+# Names whose tokenizers take a whole word that is a token as it is, whatever the merges say.
+WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3"})
 _DIGITS_APART = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL]}
 _CLASS_PATTERNS = {"Qwen2Tokenizer": QWEN2}
 

@@ -38,13 +38,17 @@ def read_tiktoken(path: Path) -> Vocabulary:
             raise SpecdoctorError(
                 f"{path}: line {number} is {line[:40]!r}, expected a base64 token and its rank: broken or cut off."
             ) from None
+    if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
+        raise SpecdoctorError(
+            f"{path}: {len(ranks):,} ranks, and {len(missing)} of the 256 single bytes have none: broken or cut off."
+        )
     return Vocabulary(
         kind="tiktoken",
         file=path.name,
         family="byte-level BPE",
         tokens=table_of({rank: token for token, rank in ranks.items()}),
         lists_added=False,
-        encoder_for=partial(encoder_from_ranks, ranks, GENERIC_PATTERN) if _has_all_bytes(ranks) else None,
+        encoder_for=partial(encoder_from_ranks, ranks, GENERIC_PATTERN),
         encoder_is_exact=False,
     )
 
@@ -71,11 +75,9 @@ def read_tekken(data: dict[str, Any], path: Path) -> Vocabulary:
         family="byte-level BPE",
         tokens=table_of(table),
         added=added,
-        segmentation=Segmentation(pre_tokenizer={"pattern": config.get("pattern")}, merges=sorted(ranks.items())),
+        segmentation=Segmentation(
+            names_normalizer=False, pre_tokenizer={"pattern": config.get("pattern")}, merges=sorted(ranks.items())
+        ),
         encoder_for=partial(encoder_from_ranks, ranks, config.get("pattern") or GENERIC_PATTERN),
         encoder_is_exact=bool(config.get("pattern")),
     )
-
-
-def _has_all_bytes(ranks: dict[bytes, int]) -> bool:
-    return all(bytes([byte]) in ranks for byte in range(256))

@@ -14,6 +14,7 @@ from specdoctor.formats.gguf_header import MAGIC, GgufHeader
 from specdoctor.formats.gguf_vocab import gguf_roles, read_gguf_vocabulary
 from specdoctor.formats.model_facts import ModelFacts, facts_of_folder, facts_of_gguf
 from specdoctor.formats.sentencepiece_model import read_sentencepiece, sentencepiece_roles
+from specdoctor.formats.sources import ALIASES, HUB_ID, resolve_model
 from specdoctor.formats.split_patterns import pattern_of_class
 from specdoctor.formats.tiktoken_ranks import looks_like_ranks, read_tekken, read_tiktoken
 from specdoctor.formats.tokenizer_json import added_token, load_json, read_vocab_and_merges, vocabulary_from_data
@@ -61,7 +62,9 @@ def read_side(path: Path) -> TokenizerSide:
         return _read_folder(path)
     if path.is_file():
         return _read_file(path)
-    hint = f"; for a model of the hub, fetch it first: hf download {path}" if str(path).count("/") == 1 else ""
+    if str(path) in ALIASES:
+        return _read_folder(resolve_model(str(path)))
+    hint = f". For a model of the hub: specdoctor fetch {path}" if HUB_ID.fullmatch(str(path)) else ""
     raise SpecdoctorError(f"{path}: no such file or folder; expected {_ACCEPTED}{hint}")
 
 

@@ -171,7 +171,12 @@ def _segmentation(data: Mapping[str, Any], model: Mapping[str, Any]) -> Segmenta
     merges = model.get("merges")
     if merges is None:  # no merges in unigram and word models: the table with its scores decides
         merges = model["vocab"]
-    return Segmentation(_stripped(data.get("normalizer")), _stripped(data.get("pre_tokenizer")), merges, options)
+    return Segmentation(
+        normalizer=_stripped(data.get("normalizer")),
+        pre_tokenizer=_stripped(data.get("pre_tokenizer")),
+        merges=merges,
+        options=options,
+    )
 
 
 def _stripped(component: Any) -> Any:

@@ -34,11 +34,12 @@ class AddedToken:
     flags: frozenset[str] = frozenset()  # those of FLAG_NAMES that are set
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Segmentation:
     """How text is cut before and inside the model. `None` for a part that this kind of file does not hold."""
 
     normalizer: Any = None
+    names_normalizer: bool = True  # False: this kind of file has no place for one
     pre_tokenizer: Any = None
     merges: Any = None  # compared by value only
     options: Any = None

@@ -1,0 +1,108 @@
+"""`specdoctor bench`: run drafters against plain decoding of the same target."""
+
+from pathlib import Path
+
+import typer
+
+app = typer.Typer()
+
+SETUP, DECODE, OUTPUT = "What to run", "How to decode", "Output"
+
+
+@app.command()
+def bench(
+    target: str = typer.Option(..., help="Target: folder, Hugging Face id, or a known name (smollm2-135m)."),
+    draft: list[str] = typer.Option(
+        [], help="Drafter folder; NAME=FOLDER names the arm. Repeatable.", rich_help_panel=SETUP
+    ),
+    arms: str = typer.Option("", help="Run only these arms, comma-separated (ar always runs).", rich_help_panel=SETUP),
+    hf_baseline: bool = typer.Option(
+        False, "--hf-baseline", help="Add transformers' generate as an arm.", rich_help_panel=SETUP
+    ),
+    prompts: Path | None = typer.Option(
+        None, help="JSONL: prompt, messages, turns or prompt_ids a line.", rich_help_panel=SETUP
+    ),
+    categories: str = typer.Option("", help="Bundled prompts: code,chat,math,summarize.", rich_help_panel=SETUP),
+    max_prompts: int | None = typer.Option(
+        None, min=1, help="Use the first N prompts, categories in turn.", rich_help_panel=SETUP
+    ),
+    scenario: str = typer.Option("", help="Preset code, chat, summarize, or a YAML file.", rich_help_panel=SETUP),
+    template: str = typer.Option(
+        "auto", help="auto (the target's chat template), none, or bytes.", rich_help_panel=SETUP
+    ),
+    draft_tokens: int | None = typer.Option(
+        None,
+        "-K",
+        "--draft-tokens",
+        min=1,
+        help="Tokens drafted a round [default: the drafter's most].",
+        rich_help_panel=DECODE,
+    ),
+    max_new_tokens: int | None = typer.Option(
+        None, min=1, help="Longest answer [default: 128].", rich_help_panel=DECODE
+    ),
+    temperature: float | None = typer.Option(None, help="0 is greedy [default: 0].", rich_help_panel=DECODE),
+    top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
+    top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
+    draft_temperature: str | None = typer.Option(
+        None, help="0.5, or a factor of the target's: 0.7x [default: 1x].", rich_help_panel=DECODE
+    ),
+    confidence_threshold: float | None = typer.Option(
+        None, help="Cut a draft before the first confidence below this.", rich_help_panel=DECODE
+    ),
+    ignore_stop: bool = typer.Option(
+        False, "--ignore-stop", help="Do not end at the target's stop tokens.", rich_help_panel=DECODE
+    ),
+    seed: int = typer.Option(0, help="Seed of the first prompt; the next ones count up.", rich_help_panel=DECODE),
+    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, mps.", rich_help_panel=DECODE),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16.", rich_help_panel=DECODE),
+    draft_device: str = typer.Option("same", help="Device of the drafters.", rich_help_panel=DECODE),
+    draft_dtype: str = typer.Option("same", help="Dtype of the drafters.", rich_help_panel=DECODE),
+    attention: str = typer.Option("auto", help="auto, matmul, sdpa (see `specdoctor env`).", rich_help_panel=DECODE),
+    json_path: str = typer.Option(
+        "", "--json", metavar="PATH", help="Write the result as JSON; - for stdout.", rich_help_panel=OUTPUT
+    ),
+    records: Path | None = typer.Option(None, help="Write one JSON line a round.", rich_help_panel=OUTPUT),
+) -> None:
+    """Measure drafters against plain decoding: tau, acceptance by position, speed-up, and what limits it.
+
+    Exit codes: 0 measured, 1 greedy text differs beyond near ties, 2 usage, 4 environment, 5 no prompts, 130 interrupted.
+    """
+    from specdoctor.measure.bench_command import BenchRequest, run_bench_request
+    from specdoctor.reports.bench_console import print_bench
+    from specdoctor.reports.output import stdout_console, write_json
+    from specdoctor.reports.progress import bench_progress
+
+    request = BenchRequest(
+        target=target,
+        drafts=draft,
+        arms=[name.strip() for name in arms.split(",") if name.strip()],
+        hf_baseline=hf_baseline,
+        prompts=prompts,
+        categories=[name.strip() for name in categories.split(",") if name.strip()],
+        max_prompts=max_prompts,
+        scenario=scenario,
+        template=template,
+        draft_tokens=draft_tokens,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        draft_temperature=draft_temperature,
+        confidence_threshold=confidence_threshold,
+        ignore_stop=ignore_stop,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        draft_device=draft_device,
+        draft_dtype=draft_dtype,
+        attention=attention,
+        records=records,
+    )
+    with bench_progress() as on_progress:
+        result = run_bench_request(request, on_progress)
+    if json_path:
+        write_json(result, json_path)
+    if json_path != "-":
+        print_bench(result, stdout_console())
+    raise typer.Exit(result["exit_code"])

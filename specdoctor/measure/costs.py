@@ -1,0 +1,68 @@
+"""Bare times of the two forwards that a round is made of, outside any decode loop.
+
+They serve twice: T(K+1)/T(1) and the draft time feed the speed-up model, and what a round takes beyond them is the
+engine's own overhead. Sampled again and again between the requests of a bench, so drift of the machine hits all alike.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from specdoctor.engine.engine import Engine
+from specdoctor.engine.rows import PackedRows
+from specdoctor.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class BareCosts:
+    """Seconds of single forwards at one context length each, measured next to one another."""
+
+    context: list[int] = field(default_factory=list)
+    target_one: list[float] = field(default_factory=list)  # T(1)
+    target_block: list[float] = field(default_factory=list)  # T(K + 1)
+    draft: list[float] = field(default_factory=list)  # context features of the committed rows, block, heads
+
+
+@torch.inference_mode()
+def sample_costs(engine: Engine, ids: list[int], costs: BareCosts, kept_rows: int) -> None:
+    """Add one sample: after `ids`, a forward of 1 row, of K + 1 rows, and a whole draft with `kept_rows` new features."""
+    target, drafter = engine.target, engine.drafter
+    assert drafter is not None
+    K = engine.draft_tokens
+    sequence = Sequence(ids, max_new_tokens=1)
+    try:
+        engine.prefill([sequence])
+        assert sequence.slot is not None
+        start = target.cache.lengths[sequence.slot]
+        block = torch.tensor((ids * (K + 1))[: K + 1], device=target.device)
+
+        def rows(n: int) -> PackedRows:
+            return PackedRows([sequence.slot], [start], [n], target.device)  # type: ignore[list-item]
+
+        taps = target.forward(rows(K + 1), block, taps=engine.taps).taps
+        assert taps is not None
+        target.forward(rows(1), block[:1])
+        drafter.propose([sequence], K)
+        costs.context.append(start)
+        costs.target_one.append(_timed(target.device, lambda: target.forward(rows(1), block[:1])))
+        costs.target_block.append(_timed(target.device, lambda: target.forward(rows(K + 1), block, taps=engine.taps)))
+        kept = max(1, min(kept_rows, K + 1))
+
+        def draft() -> None:
+            drafter.observe([sequence], taps[:kept], [kept])
+            drafter.propose([sequence], K)
+
+        costs.draft.append(_timed(target.device, draft))
+    finally:
+        engine.release([sequence])
+
+
+def _timed(device: torch.device, call) -> float:  # type: ignore[no-untyped-def]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began

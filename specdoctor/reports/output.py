@@ -1,0 +1,56 @@
+"""Where output goes: results to stdout, progress and warnings to stderr, JSON to a file or stdout.
+
+Contract: no colour and no box drawing when piped or with NO_COLOR; a JSON file appears whole or not at all.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_PIPED_WIDTH = 160
+
+
+def stdout_console() -> Console:
+    """Console for results. Piped output is wide: a table cut to 80 columns is of no use to grep."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # token texts hold any character, terminals do not
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPED_WIDTH
+    return console
+
+
+def stderr_console() -> Console:
+    """Console for progress, warnings and hints."""
+    return Console(stderr=True, highlight=False, markup=False)
+
+
+def result_table(console: Console, title: str, *columns: str, left: int = 1) -> Table:
+    """A table whose first `left` columns are text and the rest numbers; without lines when piped or colourless."""
+    lines = box.SIMPLE_HEAD if console.is_terminal and not console.no_color else None
+    table = Table(title=title, title_justify="left", title_style="bold", box=lines, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+    return table
+
+
+def write_json(document: Mapping[str, Any], path: str) -> None:
+    """Write a document to a file, whole or not at all, or to stdout for `-`. NaN is refused."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+        return
+    target = Path(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, "utf-8", errors="backslashreplace")
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
