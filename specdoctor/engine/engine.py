@@ -52,8 +52,9 @@ class Engine:
             self.release(sequences)
 
     def release(self, sequences: Seq[Sequence]) -> None:
-        """Give back KV slots and drafter state."""
+        """Give back KV slots and drafter state, and fill in the times of the rounds."""
         for sequence in sequences:
+            sequence.settle_times()
             if sequence.slot is not None:
                 self.target.close(sequence.slot)
                 sequence.slot = None
@@ -97,11 +98,17 @@ class Engine:
         clock.mark("verify")
         verdicts = verify(sequences, drafts, output.logits)
         clock.mark("accept")
+        # Read now, while the device is idle: after the drafter's next kernels are queued it would wait for them.
+        confidences = _on_host([draft.confidence for draft in proposed])
         committed = self._commit(sequences, verdicts)
         clock.mark("commit")
         self._observe(sequences, rows, verdicts, output)
         clock.mark("draft")  # the drafter's own work on the committed tokens counts as drafting
-        self._record(sequences, proposed, drafts, verdicts, committed, clock.seconds())
+        for sequence, whole, draft, verdict, ids, confidence in zip(
+            sequences, proposed, drafts, verdicts, committed, confidences, strict=True
+        ):
+            sequence.records.append(self._record(sequence, whole, draft, verdict, ids, confidence))
+            sequence.clocks.append(clock)
 
     def _propose(self, sequences: list[Sequence]) -> list[Draft]:
         # The last position a draft may take: the target's limit, less the row of the anchor.
@@ -152,32 +159,28 @@ class Engine:
 
     def _record(
         self,
-        sequences: list[Sequence],
-        proposed: list[Draft],
-        drafts: list[Draft],
-        verdicts: list[Verdict],
-        committed: list[list[int]],
-        times: dict[str, float],
-    ) -> None:
-        for sequence, whole, draft, verdict, ids in zip(sequences, proposed, drafts, verdicts, committed, strict=True):
-            sequence.records.append(
-                RoundRecord(
-                    arm=self.arm,
-                    prompt_id=sequence.prompt_id,
-                    round=len(sequence.records),
-                    drafted=len(whole),
-                    verified=len(draft),
-                    accepted=len(verdict.path),
-                    committed_ids=ids,
-                    outcomes=_outcomes(whole, draft, verdict),
-                    confidence=None if whole.confidence is None else whole.confidence.tolist(),
-                    stop=sequence.stop_reason,
-                    context=len(sequence.ids) - len(ids) - 1,
-                    times=times,
-                    category=sequence.category,
-                    repeat=sequence.repeat,
-                )
-            )
+        sequence: Sequence,
+        whole: Draft,
+        draft: Draft,
+        verdict: Verdict,
+        committed: list[int],
+        confidence: list[float] | None,
+    ) -> RoundRecord:
+        return RoundRecord(
+            arm=self.arm,
+            prompt_id=sequence.prompt_id,
+            round=len(sequence.records),
+            drafted=len(whole),
+            verified=len(draft),
+            accepted=len(verdict.path),
+            committed_ids=committed,
+            outcomes=_outcomes(whole, draft, verdict),
+            confidence=confidence,
+            stop=sequence.stop_reason,
+            context=len(sequence.ids) - len(committed) - 1,
+            category=sequence.category,
+            repeat=sequence.repeat,
+        )
 
     def _check(self, sequence: Sequence) -> None:
         length, limit = sequence.prompt_length, self.target.max_positions
@@ -238,6 +241,15 @@ def _prefill_batches(sequences: Seq[Sequence]) -> Iterator[list[Piece]]:
             batch.append(piece)
     if batch:
         yield batch
+
+
+def _on_host(values: Seq[Tensor | None]) -> list[list[float] | None]:
+    """Confidences as lists, in one transfer where there are any."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return [None] * len(values)
+    flat = iter(torch.cat(there).tolist())
+    return [None if value is None else [next(flat) for _ in range(len(value))] for value in values]
 
 
 def _outcomes(whole: Draft, draft: Draft, verdict: Verdict) -> list[str]:

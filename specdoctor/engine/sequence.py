@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdoctor.engine.clock import PhaseClock
 from specdoctor.engine.sampling import Sampling
 from specdoctor.metrics.record import RoundRecord
 
@@ -42,6 +43,7 @@ class Sequence:
             None  # "stop" (a stop token), "length" (the cap) or "context" (the model's limit)
         )
         self.records: list[RoundRecord] = []
+        self.clocks: list[PhaseClock] = []  # of rounds whose times are not read yet: reading may wait for the device
         self.prefill_seconds = 0.0
 
     @property
@@ -59,6 +61,12 @@ class Sequence:
     def uniforms(self, n: int) -> Tensor:
         """The next n uniform numbers [n] (float64, host) of this request's own stream."""
         return torch.rand(n, generator=self.generator, dtype=torch.float64)
+
+    def settle_times(self) -> None:
+        """Read the clocks of the last rounds into their records."""
+        for record, clock in zip(self.records[len(self.records) - len(self.clocks) :], self.clocks, strict=True):
+            record.times = clock.seconds()
+        self.clocks.clear()
 
     def commit(self, tokens: Seq[int]) -> list[int]:
         """Append `tokens`, cut after the first stop token and at the cap; return what was really appended."""
