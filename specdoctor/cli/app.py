@@ -1,7 +1,8 @@
 """The root command: a table of commands, each loaded only when it is called.
 
 `specdoctor --help` must stay instant, so nothing here may import torch, transformers, numpy, pandas or scipy. A command
-module exposes `app`, a `typer.Typer` with one command (or several, for a group); its heavy imports stand inside the function body.
+module exposes `app`, a `typer.Typer` with one command (or several, for a group); its heavy imports stand inside the
+function body.
 """
 
 import os
@@ -30,6 +31,7 @@ COMMANDS = {
     "rule": Entry("rule", "Diagnose", "Explain a finding code, or list all codes."),
     "env": Entry("env", "Diagnose", "Versions, devices and the attention path taken, to paste into an issue."),
     "bench": Entry("bench", "Measure", "Run drafters against plain decoding: tau, speed-up and what limits it."),
+    "profile": Entry("profile", "Measure", "Phases of a round, cost of a forward, and what would help most."),
     "fetch": Entry("fetch", "Use", "Put a named target model into the local cache."),
     "generate": Entry("generate", "Use", "Complete one prompt with a target and, if given, a drafter."),
 }

@@ -59,6 +59,9 @@ def bench(
     draft_device: str = typer.Option("same", help="Device of the drafters.", rich_help_panel=DECODE),
     draft_dtype: str = typer.Option("same", help="Dtype of the drafters.", rich_help_panel=DECODE),
     attention: str = typer.Option("auto", help="auto, matmul, sdpa (see `specdoctor env`).", rich_help_panel=DECODE),
+    costs: Path | None = typer.Option(
+        None, help="Cost table of `specdoctor profile`, for the expected speed-up.", rich_help_panel=OUTPUT
+    ),
     json_path: str = typer.Option(
         "", "--json", metavar="PATH", help="Write the result as JSON; - for stdout.", rich_help_panel=OUTPUT
     ),
@@ -66,7 +69,8 @@ def bench(
 ) -> None:
     """Measure drafters against plain decoding: tau, acceptance by position, speed-up, and what limits it.
 
-    Exit codes: 0 measured, 1 greedy text differs beyond near ties, 2 usage, 4 environment, 5 no prompts, 130 interrupted.
+    Exit codes: 0 measured, 1 greedy text differs beyond near ties, 2 usage, 4 environment, 5 no prompts,
+    130 interrupted.
     """
     from specdoctor.measure.bench_command import BenchRequest, run_bench_request
     from specdoctor.reports.bench_console import print_bench
@@ -100,7 +104,7 @@ def bench(
         records=records,
     )
     with bench_progress() as on_progress:
-        result = run_bench_request(request, on_progress)
+        result = run_bench_request(request, on_progress, costs)
     if json_path:
         write_json(result, json_path)
     if json_path != "-":

@@ -10,6 +10,7 @@ from typing import Any
 
 from specdoctor.measure.arms import EngineArm, HuggingFaceArm, RequestRun
 from specdoctor.measure.bench import BASELINE, BenchRun, prompt_totals
+from specdoctor.measure.cost_table import CostTable
 from specdoctor.measure.costs import BareCosts
 from specdoctor.measure.environment import environment
 from specdoctor.metrics.acceptance import AcceptanceSummary, summarise
@@ -21,9 +22,15 @@ SCHEMA_VERSION = 1
 TAU_DEFINITION = "committed tokens per verify round, bonus included, cut at EOS and cap, prefill token not counted"
 
 
-def bench_result(run: BenchRun, settings: dict[str, Any], records_path: str | None = None) -> dict[str, Any]:
-    """The `--json` object of `specdoctor bench`; `settings` are the command's own, recorded as they are."""
-    arms = [_arm(run, arm, run.settings.seed) for arm in run.arms]
+def bench_result(
+    run: BenchRun, settings: dict[str, Any], records_path: str | None = None, table: CostTable | None = None
+) -> dict[str, Any]:
+    """The `--json` object of `specdoctor bench`; `settings` are the command's own, recorded as they are.
+
+    With a cost table the expected speed-up is its prediction, else that of the bare costs sampled in the run.
+    """
+    costs = run.costs if table is None else _from_table(run, table)
+    arms = [_arm(run, arm, costs.get(arm.name), run.settings.seed) for arm in run.arms]
     limits = {arm["name"]: arm["limiting_term"] for arm in arms if arm.get("limiting_term")}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -47,7 +54,7 @@ def bench_result(run: BenchRun, settings: dict[str, Any], records_path: str | No
     }
 
 
-def _arm(run: BenchRun, arm: Any, seed: int) -> dict[str, Any]:
+def _arm(run: BenchRun, arm: Any, costs: BareCosts | None, seed: int) -> dict[str, Any]:
     requests, records = run.of(arm.name), run.records(arm.name)
     differences = [d for d in run.divergences if d.arm == arm.name]
     greedy = run.settings.temperature == 0
@@ -66,13 +73,13 @@ def _arm(run: BenchRun, arm: Any, seed: int) -> dict[str, Any]:
         return row | {"attention": arm.attention}
     summary = summarise(records, arm.engine.draft_tokens or None, seed)
     row |= _acceptance(summary)
-    row |= _costs(run, arm, requests, summary, seed)
+    row |= _costs(run, arm, requests, summary, costs, seed)
     row["by_category"] = _by_category(run, arm.name, summary, seed)
     return row
 
 
 def _draft(arm: Any) -> dict[str, Any] | None:
-    drafter = arm.engine.drafter if isinstance(arm, EngineArm) else None
+    drafter: Any = arm.engine.drafter if isinstance(arm, EngineArm) else None
     if drafter is None:
         return None
     spec = drafter.spec
@@ -140,7 +147,12 @@ def _speedup(run: BenchRun, arm: str, category: str | None = None) -> Estimate:
 
 
 def _costs(
-    run: BenchRun, arm: EngineArm, requests: list[RequestRun], summary: AcceptanceSummary, seed: int
+    run: BenchRun,
+    arm: EngineArm,
+    requests: list[RequestRun],
+    summary: AcceptanceSummary,
+    costs: BareCosts | None,
+    seed: int,
 ) -> dict[str, Any]:
     """Shares of the round, bare costs, and the speed-up that they add up to."""
 
@@ -156,7 +168,6 @@ def _costs(
         "overhead_share": _pooled(requests, _overhead, seed).to_json(),
     }
     absent = Estimate.absent("no drafter" if not drafting else "no bare costs were measured").to_json()
-    costs = run.costs.get(arm.name)
     if costs is None or summary.tau_step.value is None:
         return row | {"verify_ratio": absent, "expected_speedup": absent, "bare": None, "limiting_term": None}
     model = _model(run, arm, requests, costs, summary)
@@ -169,6 +180,25 @@ def _costs(
         "speedup_model": model.to_json(),
         "limiting_term": limiting_term(model).to_json(),
     }
+
+
+def _from_table(run: BenchRun, table: CostTable) -> dict[str, BareCosts]:
+    """Costs looked up at each request's mean context, in the place of those sampled in the run."""
+    found: dict[str, BareCosts] = {}
+    for arm in run.arms:
+        if not isinstance(arm, EngineArm) or arm.name not in table.drafts:
+            continue
+        costs = found[arm.name] = BareCosts()
+        for request in run.of(arm.name):
+            if not request.records:
+                continue
+            context = sum(r.context for r in request.records) / len(request.records)
+            verified = sum(r.verified for r in request.records) / len(request.records)
+            costs.context.append(round(context))
+            costs.target_one.append(table.target_seconds(1, context))
+            costs.target_block.append(table.target_seconds(verified + 1, context))
+            costs.draft.append(table.draft_seconds(arm.name, context))
+    return found
 
 
 def _overhead(request: RequestRun) -> tuple[float, float]:
@@ -184,7 +214,7 @@ def _model(
     rounds = max(1, summary.rounds)
     mean = {name: sum(values) / len(values) for name, values in vars_of(costs).items()}
     overhead = sum(_overhead(r)[0] for r in requests) / rounds
-    base = [r for r in run.of(BASELINE)]
+    base = run.of(BASELINE)
     base_overhead = sum(_overhead(r)[0] for r in base) / max(1, sum(len(r.records) for r in base))
     assert summary.tau_step.value is not None
     return SpeedupModel(

@@ -4,7 +4,6 @@ They serve twice: T(K+1)/T(1) and the draft time feed the speed-up model, and wh
 engine's own overhead. Sampled again and again between the requests of a bench, so drift of the machine hits all alike.
 """
 
-import time
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from specdoctor.engine.engine import Engine
 from specdoctor.engine.rows import PackedRows
 from specdoctor.engine.sequence import Sequence
+from specdoctor.measure.cost_table import timed
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class BareCosts:
 
 @torch.inference_mode()
 def sample_costs(engine: Engine, ids: list[int], costs: BareCosts, kept_rows: int) -> None:
-    """Add one sample: after `ids`, a forward of 1 row, of K + 1 rows, and a whole draft with `kept_rows` new features."""
+    """Add a sample: after `ids`, a forward of 1 row, of K + 1 rows, and a whole draft with `kept_rows` new features."""
     target, drafter = engine.target, engine.drafter
     assert drafter is not None
     K = engine.draft_tokens
@@ -45,24 +45,14 @@ def sample_costs(engine: Engine, ids: list[int], costs: BareCosts, kept_rows: in
         target.forward(rows(1), block[:1])
         drafter.propose([sequence], K)
         costs.context.append(start)
-        costs.target_one.append(_timed(target.device, lambda: target.forward(rows(1), block[:1])))
-        costs.target_block.append(_timed(target.device, lambda: target.forward(rows(K + 1), block, taps=engine.taps)))
+        costs.target_one.append(timed(target.device, lambda: target.forward(rows(1), block[:1])))
+        costs.target_block.append(timed(target.device, lambda: target.forward(rows(K + 1), block, taps=engine.taps)))
         kept = max(1, min(kept_rows, K + 1))
 
         def draft() -> None:
             drafter.observe([sequence], taps[:kept], [kept])
             drafter.propose([sequence], K)
 
-        costs.draft.append(_timed(target.device, draft))
+        costs.draft.append(timed(target.device, draft))
     finally:
         engine.release([sequence])
-
-
-def _timed(device: torch.device, call) -> float:  # type: ignore[no-untyped-def]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
