@@ -14,8 +14,8 @@ converter that loses the pre-tokenizer changes what the model itself is asked.
 ## How it is measured
 Nothing is encoded when both sides describe the same pipeline. Otherwise each text is encoded by both; the share of
 texts that differ and the first differing pieces are shown. Files that hold no pre-tokenizer (tiktoken ranks, some
-GGUF files) are named as not compared. Vocabularies of different families cut differently by nature and are not
-compared.
+GGUF files) are named as not compared; a tokenizer that cannot be built at all is a warning. Vocabularies of different
+families cut differently by nature and are not compared.
 
 ## Fix
 Use the target's tokenizer files to train and serve the drafter. For a GGUF file: convert again with a converter that
@@ -40,7 +40,7 @@ def run(pair: TokenizerPair) -> list[Finding]:
     target, drafter = pair.target_vocabulary, pair.drafter.vocabulary
     if drafter is None or pair.verdict == DIFFERENT_FAMILIES:
         return []
-    if pair.same_tokens and target.segmentation.describes_same(drafter.segmentation):
+    if target.segmentation.describes_same(drafter.segmentation):
         return []
     mine, theirs = pair.target_encoded, pair.drafter_encoded
     if mine is None or theirs is None or not (mine.exact and theirs.exact):
@@ -93,15 +93,17 @@ def _not_compared(pair: TokenizerPair, target: Vocabulary, drafter: Vocabulary) 
         for side, vocabulary in (("target", target), ("drafter", drafter))
         if side in pair.trouble or not vocabulary.encoder_is_exact
     ]
-    side, vocabulary = silent[-1]
+    side, vocabulary = next((entry for entry in silent if entry[0] in pair.broken), silent[-1])
     return Finding(
         code="SD105",
-        severity=Severity.INFO,
+        severity=Severity.WARNING if side in pair.broken else Severity.INFO,
         title="cuts were not compared: "
         + pair.trouble.get(side, f"{vocabulary.file} names no pre-tokenizer that is known here"),
         evidence={"compared": 0},
         where={"side": side, "file": vocabulary.file},
-        fix="Give a tokenizer.json to have normaliser and pre-tokenizer compared.",
+        fix="Restore the file from its release."
+        if side in pair.broken
+        else "Give a tokenizer.json to have normaliser and pre-tokenizer compared.",
         subject="not-compared",
     )
 

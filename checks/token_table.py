@@ -34,6 +34,7 @@ class DifferingId:
     drafter: bytes | None
     why: Why
     count: int  # uses in the encoded sample
+    weight: float | None  # the same as a share of the sample's tokens
     used: bool  # in the sample, in a chat template or in a role (bos, eos, ...) of either side
 
     def as_json(self) -> dict[str, object]:
@@ -43,6 +44,7 @@ class DifferingId:
             "drafter": show(self.drafter),
             "why": str(self.why),
             "count": self.count,
+            "weight": self.weight,
             "used": self.used,
         }
 
@@ -108,18 +110,20 @@ class TokenTable:
     @property
     def differing_weight(self) -> float | None:
         """Share of the sample's tokens that fall on differing ids; None when nothing was encoded."""
-        total = sum(self._counted.values())
-        return sum(entry.count for entry in self.differing) / total if total else None
+        return sum(entry.count for entry in self.differing) / self._total if self._total else None
 
     @cached_property
     def coverage(self) -> tuple[float, float | None]:
         """Share of the target's tokens whose bytes are a drafter token too: of the vocabulary, and of the sample."""
         target, drafter = self._sides
-        ids = [i for i, token in enumerate(target.tokens) if token is not None and token in drafter.id_of]
-        total = sum(self._speech[0].counts.values())
-        used = sum(self._speech[0].counts.get(i, 0) for i in ids)
-        known = sum(token is not None for token in target.tokens)
-        return len(ids) / max(1, known), used / total if total else None
+        known, counts = drafter.id_of.keys(), self._speech[0].counts
+        tokens = set(target.tokens) - {None}
+        total, used = sum(counts.values()), sum(n for i, n in counts.items() if target.tokens[i] in known)
+        return len(tokens & known) / max(1, len(tokens)), used / total if total else None
+
+    @cached_property
+    def _total(self) -> int:
+        return sum(self._counted.values())
 
     @property
     def _counted(self) -> Mapping[int, int]:
@@ -129,7 +133,8 @@ class TokenTable:
         target, drafter = (side.tokens[token_id] if token_id < side.size else None for side in self._sides)
         used = any(speech.uses(token_id) for speech in self._speech)
         why = self._why(token_id, target, drafter)
-        return DifferingId(token_id, target, drafter, why, self._counted.get(token_id, 0), used)
+        count = self._counted.get(token_id, 0)
+        return DifferingId(token_id, target, drafter, why, count, count / self._total if self._total else None, used)
 
     def _why(self, token_id: int, target: bytes | None, drafter: bytes | None) -> Why:
         tokens = enumerate((target, drafter))

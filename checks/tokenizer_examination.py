@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from specdoctor.checks.finding import by_severity, counted
-from specdoctor.checks.registry import family, run_checks
+from specdoctor.checks.registry import Check, family, run_checks
 from specdoctor.checks.tokenizer_pair import DIFFERENT_FAMILIES, IDENTICAL, IDS_DIFFER, TokenizerPair, rows_of
 
 from specdoctor import __version__
+from specdoctor.formats.json_file import collection_paused
 from specdoctor.formats.tokenizer_files import TokenizerSide
-from specdoctor.formats.tokenizer_json import collection_paused
 
 SCHEMA_VERSION = 1
 LISTED_IDS = 500  # differing ids written out; the counts are complete
@@ -24,13 +24,19 @@ def examine_tokenizers(target: Path, drafter: Path) -> dict[str, Any]:
     began = time.perf_counter()
     checks = family("SD1")
     with collection_paused():
-        pair = TokenizerPair.read(target, drafter)
-        findings = by_severity(list(run_checks(checks, pair)))
-        document = _document(pair)
-    document["checks"] = [{"code": check.code, "title": check.title} for check in checks]
-    document["findings"] = [finding.as_json() for finding in findings]
+        document = _examined(target, drafter, checks)
     document["seconds"] = round(time.perf_counter() - began, 3)
     return document
+
+
+def _examined(target: Path, drafter: Path, checks: list[Check]) -> dict[str, Any]:
+    pair = TokenizerPair.read(target, drafter)
+    findings = by_severity(list(run_checks(checks, pair)))
+    return {
+        **_document(pair),
+        "checks": [{"code": check.code, "title": check.title} for check in checks],
+        "findings": [finding.as_json() for finding in findings],
+    }
 
 
 def _document(pair: TokenizerPair) -> dict[str, Any]:

@@ -52,13 +52,17 @@ class TokenizerPair:
                 "safetensors files: nothing to compare."
             )
         self.target, self.drafter = target, drafter
+        if drafter.vocabulary is not None:
+            drafter.vocabulary.segmentation.share_merges(target.vocabulary.segmentation)
         self.sample = sample or bundled_sample()
         self.trouble: dict[str, str] = {}  # side -> why its texts could not be encoded
+        self.broken: set[str] = set()  # sides whose tokenizer cannot be built at all
 
     @classmethod
     def read(cls, target: Path, drafter: Path) -> "TokenizerPair":
         """Read both sides from files. Raises SpecdoctorError on bad input."""
-        return cls(read_side(target), read_side(drafter))
+        first = read_side(target)
+        return cls(first, read_side(drafter, like=first))
 
     @property
     def target_vocabulary(self) -> Vocabulary:
@@ -116,7 +120,8 @@ class TokenizerPair:
         if self.same_tokens:
             silent = Speech({}, frozenset())  # no id differs, so none has to be weighed
             return TokenTable(self.target_vocabulary, self.drafter.vocabulary, silent, silent, self.drafter_rows)
-        theirs = self._speech(self.drafter, self.drafter_encoded)
+        # The drafter's own encoding would add little but its time: its added tokens are looked up in the texts.
+        theirs = self._speech(self.drafter, None if self.target_encoded else self.drafter_encoded)
         return TokenTable(
             self.target_vocabulary, self.drafter.vocabulary, self._target_speech, theirs, self.drafter_rows
         )
@@ -151,20 +156,24 @@ class TokenizerPair:
         return IDENTICAL if same_rows and not (self.table and self.table.idle) else PADDING_ONLY
 
     def _speech(self, side: TokenizerSide, encoded: Encoded | None) -> Speech:
-        vocabulary, template = side.vocabulary, side.chat_template or ""
+        vocabulary = side.vocabulary
         named = {role.id for role in side.roles.values() if role.id is not None}
         named |= {entry.value for entries in side.facts.special_ids.values() for entry in entries}
-        if vocabulary is not None and template:
-            named |= {i for i, token in vocabulary.added.items() if token.text.strip() and token.text in template}
+        if vocabulary is not None:
+            spoken = "\0".join([side.chat_template or "", *self._texts])
+            named |= {i for i, token in vocabulary.added.items() if token.text in spoken}
         return Speech(encoded.counts() if encoded else {}, frozenset(named))
 
+    @cached_property
+    def _texts(self) -> list[str]:
+        """The sample and the target's rendered conversations."""
+        return [*self.sample.texts, *(text for text in self.renderings["target"] if isinstance(text, str))]
+
     def _encode(self, side: str, vocabulary: Vocabulary) -> Encoded | None:
-        chats = [text for text in self.renderings["target"] if isinstance(text, str)]
-        texts = [*self.sample.texts, *chats]
-        encoder = self._encoder(side, vocabulary, texts)
+        encoder = self._encoder(side, vocabulary, self._texts)
         if encoder is None:
             return None
-        rows, count = encoder.encode_batch(texts), len(self.sample.texts)
+        rows, count = encoder.encode_batch(self._texts), len(self.sample.texts)
         return Encoded(rows[:count], rows[count:], vocabulary.encoder_is_exact)
 
     def _encoder(self, side: str, vocabulary: Vocabulary, texts: list[str]) -> TextEncoder | None:
@@ -174,7 +183,9 @@ class TokenizerPair:
         try:
             return vocabulary.encoder_for(texts)
         except Exception as error:  # `tokenizers` raises bare Exception on a component it does not know
-            self.trouble[side] = f"{vocabulary.file}: {type(error).__name__}: {str(error).splitlines()[0]}"
+            reason = str(error).partition("\n")[0]
+            self.trouble[side] = f"{vocabulary.file} cannot be built as a tokenizer: {type(error).__name__}: {reason}"
+            self.broken.add(side)
             return None
 
 

@@ -14,9 +14,12 @@ import tiny_tokenizers as tiny
 from specdoctor.checks import registry
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_examination import examine_tokenizers
+from specdoctor.checks.tokenizer_pair import TokenizerPair
 from typer.testing import CliRunner
 
 from specdoctor.cli.app import app
+from specdoctor.formats.tokenizer_files import TokenizerSide
+from specdoctor.formats.tokenizer_json import vocabulary_from_data
 
 
 def run(target: Path, drafter: Path) -> tuple[int, dict[str, Any]]:
@@ -225,9 +228,9 @@ def test_other_normaliser_and_other_pre_tokenizer(target: Path, tmp_path: Path) 
     code, document = run(target, normalised)
     evidence = finding(document, "SD105")["evidence"]
     assert code == 1 and 0 < evidence["normalised_differently"] == evidence["different"] < 5  # only decomposed texts
-    digits = {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": r"\s"}, "behavior": "Isolated",
-                                                     "invert": False}, {**tiny.BYTE_LEVEL, "use_regex": False}]}  # fmt: skip
-    code, document = run(target, tiny.model_folder(tmp_path / "split", tiny.tokenizer_json(pre_tokenizer=digits)))
+    split = {"type": "Split", "pattern": {"Regex": r"\s"}, "behavior": "Isolated", "invert": False}
+    spaces = {"type": "Sequence", "pretokenizers": [split, {**tiny.BYTE_LEVEL, "use_regex": False}]}
+    code, document = run(target, tiny.model_folder(tmp_path / "split", tiny.tokenizer_json(pre_tokenizer=spaces)))
     evidence = finding(document, "SD105")["evidence"]
     assert code == 1 and evidence["normalised_differently"] == 0 < evidence["different"]
 
@@ -306,24 +309,31 @@ def test_broken_mask_row_is_read_from_the_embedding_in_use(
 # Faults: vocab.d2t-map
 
 
-def reduced_drafter(folder: Path, d2t: Any = None, t2d: Any = None, rows: int | None = None, **config: Any) -> Path:
-    """An EAGLE-3 head over 200 of the target's ids."""
-    tensors: dict[str, np.ndarray[Any, Any]] = {"lm_head.weight": np.ones((rows or 200, 8), "f4")}
+def reduced_drafter(folder: Path, d2t: Any = None, t2d: Any = None, **config: Any) -> Path:
+    """An EAGLE-3 head over 64 of the target's ids."""
+    tensors: dict[str, np.ndarray[Any, Any]] = {"lm_head.weight": np.ones((64, 8), "f4")}
     tensors |= {name: np.asarray(values) for name, values in (("d2t", d2t), ("t2d", t2d)) if values is not None}
     settings = {
         "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": 200,
+        "draft_vocab_size": 64,
         "mask_token_id": "absent",
         **config,
     }
     return tiny.block_drafter(folder, settings, tensors)
 
 
-KEPT = np.array([*range(9, 12), *range(30, 34), *range(94, 94 + 120), *range(226, tiny.TOKENS)])[:200]
-KEPT = np.sort(np.concatenate([KEPT, np.setdiff1d(np.arange(32, 94), KEPT)]))[:200].astype("i8")
-OFFSETS = KEPT - np.arange(200)
+def most_used_ids(count: int) -> np.ndarray[Any, Any]:
+    """What a trainer would keep: the ids that texts use most, in ascending order."""
+    side = TokenizerSide(Path(), vocabulary_from_data(tiny.tokenizer_json(), Path("tokenizer.json"), "tokenizer.json"))
+    encoded = TokenizerPair(side, side).target_encoded
+    assert encoded is not None
+    return np.sort([token_id for token_id, _ in encoded.counts().most_common(count)]).astype("i8")
+
+
+KEPT = most_used_ids(64)
+OFFSETS = KEPT - np.arange(64)
 MARKS = np.isin(np.arange(tiny.ROWS), KEPT)
-TWICE = np.where(np.arange(200) == 50, KEPT[49], KEPT) - np.arange(200)
+TWICE = np.where(np.arange(64) == 30, KEPT[29], KEPT) - np.arange(64)
 
 
 @pytest.mark.parametrize("marks", [MARKS, None], ids=["with t2d", "without t2d"])
@@ -331,20 +341,20 @@ TWICE = np.where(np.arange(200) == 50, KEPT[49], KEPT) - np.arange(200)
     ("d2t", "words"),
     [
         (None, "no d2t"),
-        (np.zeros(200, "i8"), "maps each draft id to itself"),
+        (np.zeros(64, "i8"), "maps each draft id to itself"),
         (KEPT, "holds absolute ids where this kind of file holds offsets"),
         (OFFSETS + 1, "off by +1"),
         (TWICE, "repeat"),
-        (OFFSETS + 200, "stand for no id of the target"),
+        (OFFSETS + 300, "stand for no id of the target"),
         (OFFSETS.astype("f4"), "expected a list of integers"),
-        (OFFSETS[:190], "190 entries"),
+        (OFFSETS[:60], "60 entries"),
     ],
 )
 def test_bad_maps_are_named(target: Path, tmp_path: Path, d2t: Any, words: str, marks: Any) -> None:
     code, document = run(target, reduced_drafter(tmp_path / "drafter", d2t, marks))
     titles = " / ".join(f["title"] for f in serious(document) if f["code"] == "SD107")
     if words == "stand for no id of the target" and marks is not None:
-        words = "off by +200"  # t2d shows the cause
+        words = "off by +300"  # t2d shows the cause
     assert code == 1 and words in titles
     assert {f["fault"] for f in serious(document) if f["code"] == "SD107"} == {"vocab.d2t-map"}
 
@@ -361,13 +371,13 @@ def test_maps_that_do_not_fit_each_other(target: Path, tmp_path: Path) -> None:
     fewer = MARKS.copy()
     fewer[KEPT[0]] = False
     code, document = run(target, reduced_drafter(tmp_path / "drafter", OFFSETS, fewer))
-    assert code == 1 and finding(document, "SD107")["evidence"] == {"t2d_marked": 199, "d2t_entries": 200}
+    assert code == 1 and finding(document, "SD107")["evidence"] == {"t2d_marked": 63, "d2t_entries": 64}
 
 
 def test_gguf_map_holds_absolute_ids(target: Path, tmp_path: Path) -> None:
     for d2t, expected in ((KEPT, 0), (OFFSETS, 1)):
         path = tmp_path / f"{expected}.gguf"
-        tiny.gguf_file(path, architecture="eagle3", tensors={"output.weight": np.ones((200, 8), "f4"), "d2t": d2t})
+        tiny.gguf_file(path, architecture="eagle3", tensors={"output.weight": np.ones((64, 8), "f4"), "d2t": d2t})
         code, document = run(target, path)
         assert code == expected, document["findings"]
     assert "offsets where this kind of file holds absolute ids" in finding(document, "SD107")["title"]
@@ -454,6 +464,7 @@ BAD_INPUT: dict[str, Callable[[Path], Any]] = {
     "empty file": lambda p: p.touch(),
     "broken JSON": lambda p: p.write_text('{"model": {"vocab": {'),
     "other JSON": lambda p: p.write_text('{"a": []}'),
+    "absurd id": lambda p: tiny.write(p, {"model": {"vocab": {"a": 10**9}}}),
     "cut GGUF": lambda p: p.write_bytes(tiny.gguf_file(p.with_suffix(".x")).read_bytes()[:3000]),
     "huge counts in GGUF": lambda p: p.write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 16),
     "cut ranks": lambda p: p.write_bytes(tiny.tiktoken_file(p.with_suffix(".x")).read_bytes()[:1000]),

@@ -100,7 +100,7 @@ def model_folder(
 def block_drafter(
     folder: Path, config: Mapping[str, Any] | None = None, tensors: Mapping[str, np.ndarray[Any, Any]] | None = None
 ) -> Path:
-    """A DSpark drafter without a tokenizer, as DeepSpec and z-lab publish them."""
+    """A DSpark drafter without a tokenizer, as DeepSpec and z-lab publish them; "absent" leaves a key out."""
     values = {
         "architectures": ["Qwen3DSparkModel"],
         "vocab_size": ROWS,
@@ -123,7 +123,7 @@ def tiktoken_file(path: Path) -> Path:
 
 
 def gguf_file(path: Path, rows: int = ROWS, **extra: Any) -> Path:
-    """The same vocabulary as GGUF. `extra`: tokens=..., types=..., mask=..., architecture=..., tensors={name: array}."""
+    """The same vocabulary as GGUF. `extra`: tokens, types, mask, pre, architecture, tensors (name -> array)."""
     import gguf
 
     data = tokenizer_json()
@@ -132,6 +132,7 @@ def gguf_file(path: Path, rows: int = ROWS, **extra: Any) -> Path:
     tokens += [f"[PAD{i}]" for i in range(len(tokens), rows)]
     types += [5] * (rows - len(types))
     writer = gguf.GGUFWriter(str(path), extra.get("architecture", "llama"))
+    writer.add_vocab_size(rows)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(extra.get("pre", "gpt-2"))
     writer.add_token_list(extra.get("tokens", tokens))

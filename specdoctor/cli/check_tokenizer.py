@@ -22,7 +22,8 @@ def check_tokenizer(
     Exit codes: 0 clean (identical, or padding only), 1 findings, 2 a side that cannot be read, 3 a check that crashed.
     """
     from specdoctor.checks.tokenizer_examination import examine_tokenizers
-    from specdoctor.reports.findings import print_tokenizer_report, stdout_console, write_json
+    from specdoctor.reports.findings import print_tokenizer_report
+    from specdoctor.reports.output import stdout_console, write_json
 
     document = examine_tokenizers(target, draft)
     if json_path:

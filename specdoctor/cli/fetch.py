@@ -1,8 +1,6 @@
 """`specdoctor fetch NAME`: put a model into the local cache and print its folder."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -18,21 +16,12 @@ def fetch(
 ) -> None:
     """Put a named target model into the local cache and print its folder."""
     from specdoctor.formats.sources import SOURCE_NAME, resolve_model
+    from specdoctor.reports.output import write_json
 
     folder = resolve_model(name).absolute()
     record = folder / SOURCE_NAME
     source = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else None
     if json_path:
-        _write_json(json_path, {"schema_version": 1, "name": name, "folder": str(folder), "source": source})
+        write_json({"schema_version": 1, "name": name, "folder": str(folder), "source": source}, json_path)
     if json_path != "-":
         typer.echo(folder)  # not through Rich: a path must never be wrapped
-
-
-def _write_json(path: str, result: dict[str, Any]) -> None:
-    text = json.dumps(result, indent=2) + "\n"
-    if path == "-":
-        typer.echo(text, nl=False)
-        return
-    unfinished = Path(f"{path}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

@@ -12,7 +12,8 @@ def rule(
 ) -> None:
     """Explain a finding code, or list all codes."""
     from specdoctor.checks.registry import family, load
-    from specdoctor.reports.findings import print_rule, print_rules, stdout_console, write_json
+    from specdoctor.reports.findings import print_rule, print_rules
+    from specdoctor.reports.output import stdout_console, write_json
 
     checks = [load(code)] if code else family("SD")
     rules = [{"code": c.code, "title": c.title, "cost": c.cost, "documentation": c.documentation} for c in checks]

@@ -1,9 +1,10 @@
-"""Readers of block-drafter checkpoints, DeepSpec (formats page 1.1) and z-lab DFlash (1.5), into `DraftSpec` and tensors.
+"""Readers of block-drafter checkpoints, DeepSpec (formats page 1.1) and z-lab DFlash (1.5): `DraftSpec` and tensors.
 
 Contract: every tensor of the file is used or refused by name; a shape that contradicts the config is one clear line.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def _taps(config: JsonConfig, key: str, lowest: int) -> tuple[int, ...]:
     ids = config.get(key, list)
     if not ids or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise SpecdoctorError(f"{config.path}: key {key} is {ids!r}, expected a list of layer numbers")
-    if min(ids) < lowest or any(b <= a for a, b in zip(ids, ids[1:], strict=False)):
+    if min(ids) < lowest or any(b <= a for a, b in pairwise(ids)):
         raise SpecdoctorError(f"{config.path}: key {key} is {ids}, expected rising layer numbers of {lowest} or more")
     return tuple(i + 1 for i in ids)
 
@@ -159,7 +160,8 @@ def _rope(config: JsonConfig) -> dict[str, Any]:
         theta = new.get("rope_theta", old_theta)
         if old_theta is not None and theta is not None and float(theta) != float(old_theta):
             raise SpecdoctorError(
-                f"{config.path}: rope_parameters.rope_theta is {theta} but rope_theta is {old_theta}; expected one value"
+                f"{config.path}: rope_parameters.rope_theta is {theta} but rope_theta is {old_theta}; expected one "
+                "value"
             )
         rope = dict(new)
     else:
@@ -233,11 +235,12 @@ def _account(folder: Path, tensors: TensorFolder, expected: dict[str, tuple[int,
     extra = sorted(set(tensors.names()) - set(expected))
     if extra:
         raise SpecdoctorError(
-            f"{tensors.file_of(extra[0])}: tensor {extra[0]} is not used by this format ({len(extra)} such); the config.json "
-            "and the weights disagree"
+            f"{tensors.file_of(extra[0])}: tensor {extra[0]} is not used by this format ({len(extra)} such); the "
+            "config.json and the weights disagree"
         )
     for name, shape in expected.items():
         if tensors.shape(name) != shape:
             raise SpecdoctorError(
-                f"{tensors.file_of(name)}: {name} has shape {list(tensors.shape(name))}, expected {list(shape)} by its config.json"
+                f"{tensors.file_of(name)}: {name} has shape {list(tensors.shape(name))}, expected {list(shape)} by its "
+                "config.json"
             )

@@ -64,6 +64,6 @@ def detect(config: JsonConfig, tensors: TensorFolder) -> Detected:
     if first.endswith("ForCausalLM"):
         return Detected("causal-lm", f"a plain causal LM ({first})", f"architectures {first}")
     raise SpecdoctorError(
-        f"{config.path}: architectures is {first or 'absent'}, and no other marker of a draft checkpoint was found; expected "
-        f"one of {', '.join(DEEPSPEC_CLASSES)}, DFlashDraftModel or another public draft format"
+        f"{config.path}: architectures is {first or 'absent'}, and no other marker of a draft checkpoint was found; "
+        f"expected one of {', '.join(DEEPSPEC_CLASSES)}, DFlashDraftModel or another public draft format"
     )

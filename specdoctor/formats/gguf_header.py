@@ -75,6 +75,8 @@ class GgufHeader:
         descriptions = [self._tensor() for _ in range(tensor_count)]
         alignment = int(self.metadata.get("general.alignment", 32)) or 32
         start = -(-self._at // alignment) * alignment
+        if any(start + t.offset >= len(self._view) for t in descriptions if 0 not in t.shape):
+            raise IndexError(start)  # a weight lies behind the end of the file
         self.tensors = {t.name: GgufTensor(t.name, t.shape, t.type, start + t.offset) for t in descriptions}
 
     def _scalar(self, code: str) -> Any:

@@ -10,7 +10,7 @@ _ABSENT = object()
 
 
 class JsonConfig:
-    """A JSON object of a file, and the path to it for error lines. Keys may be dotted: `dflash_config.mask_token_id`."""
+    """A JSON object of a file, and its path for error lines. Keys may be dotted: `dflash_config.mask_token_id`."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self.path, self.values = path, values

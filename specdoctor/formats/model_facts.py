@@ -10,8 +10,8 @@ from typing import Any
 
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.gguf_header import GgufHeader
+from specdoctor.formats.json_file import load_json
 from specdoctor.formats.tensor_headers import TensorPlace, folder_places, gguf_places
-from specdoctor.formats.tokenizer_json import load_json
 
 _NESTED = ("", "text_config", "transformer_layer_config", "llm_config", "language_config")
 # Tensor names of each role; a longer name that ends in one of them counts too (a prefix such as `model.`).

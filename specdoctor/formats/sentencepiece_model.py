@@ -118,7 +118,7 @@ def encoder_from_pieces(
     """Encoder for `texts` from pieces, scores and types; only pieces that can occur in the texts are kept."""
     import sentencepiece
 
-    occurring = Substrings([text.replace(" ", "\u2581") for text in texts]).among(set(pieces))
+    occurring = Substrings(text.replace(" ", "\u2581") for text in texts).among(set(pieces), ["\u2581"])
     lowest = min(range(len(pieces)), key=lambda i: scores[i])
     always = (UNKNOWN, CONTROL, BYTE)
     kept = [i for i, piece in enumerate(pieces) if types[i] in always or i == lowest or piece in occurring]

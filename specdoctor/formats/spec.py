@@ -1,4 +1,4 @@
-"""`DraftSpec`: the canonical description that every public draft-checkpoint format reduces to (formats page, section 7)."""
+"""`DraftSpec`: the canonical description that every public draft format reduces to (formats page, section 7)."""
 
 from dataclasses import dataclass, field
 from typing import Any

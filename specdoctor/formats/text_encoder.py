@@ -6,14 +6,14 @@ whole tokenizer of 260k entries takes over a second.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from specdoctor.formats.vocabulary import TextEncoder
 
 _SLICE_LENGTH = 24  # longer tokens are few: they are searched for one by one
-_PREFIXES = ("\u2581", "\u0120", "##")  # put before a word by some tokenizers, absent from the text itself
+_PREFIXES = ("\u2581", "\u0120")  # a space in front of a word, put there by some tokenizers
 
 # The pre-tokenizer that most rank files go with; used where the file names none, for frequencies only.
 GENERIC_PATTERN = (
@@ -25,9 +25,8 @@ GENERIC_PATTERN = (
 class Substrings:
     """Which tokens can occur in a set of texts: never one too few, now and then one too many."""
 
-    def __init__(self, texts: Iterable[Any], prefixes: Sequence[Any] = _PREFIXES) -> None:
+    def __init__(self, texts: Iterable[Any]) -> None:
         self._texts = [text for text in texts if text]
-        self._prefixes = prefixes
         self._slices = {
             text[start : start + length]
             for text in self._texts
@@ -35,10 +34,10 @@ class Substrings:
             for start in range(len(text) - length + 1)
         }
 
-    def among(self, tokens: AbstractSet[Any]) -> set[Any]:
-        """Those of `tokens` that can occur, as they are or behind a prefix that tokenizers put before a word."""
+    def among(self, tokens: AbstractSet[Any], prefixes: Iterable[Any] = ()) -> set[Any]:
+        """Those of `tokens` that can occur, as they are or behind a prefix that the text itself does not have."""
         found = self._occurring(tokens)
-        for prefix in self._prefixes:
+        for prefix in prefixes:
             bare = {token[len(prefix) :]: token for token in tokens if token.startswith(prefix)}
             found.update(bare[rest] for rest in self._occurring(bare.keys()))
             if prefix in tokens:
@@ -94,11 +93,11 @@ def _reduced_model(
 ) -> tuple[dict[str, Any], list[int] | None]:
     if isinstance(model["vocab"], list):
         return _reduced_unigram(model, added, possible)
-    pieces, suffix = model["vocab"], model.get("end_of_word_suffix")
-    kept = possible.among(pieces.keys())
+    pieces, suffix, inner = model["vocab"], model.get("end_of_word_suffix"), model.get("continuing_subword_prefix")
+    kept = possible.among(pieces.keys(), [*_prefixes_of(pieces), *([inner] if inner else [])])
     if suffix:
         bare = {piece.removesuffix(suffix): piece for piece in pieces if piece.endswith(suffix)}
-        kept |= {bare[rest] for rest in possible.among(bare.keys())}
+        kept |= {bare[rest] for rest in possible.among(bare.keys(), _prefixes_of(pieces))}
     if model.get("byte_fallback"):
         kept |= {piece for piece in pieces if piece.startswith("<0x")}
     if model.get("unk_token") in pieces:
@@ -106,27 +105,35 @@ def _reduced_model(
     vocab = {piece: pieces[piece] for piece in kept}
     reduced = {**model, "vocab": vocab}
     if model.get("merges") is not None:
-        reduced["merges"] = _possible_merges(model["merges"], vocab, model.get("continuing_subword_prefix") or "")
+        reduced["merges"] = _possible_merges(model["merges"], vocab, inner or "")
         reduced["dropout"] = None
     # `tokenizers` gives an added token the id that the model has for its text, and else a fresh one.
     vocab.update({entry["content"]: entry["id"] for entry in added})
     return reduced, None
 
 
-def _possible_merges(merges: Sequence[Any], vocab: Mapping[str, int], prefix: str) -> list[list[str]]:
-    kept = []
-    for merge in merges:
-        left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-        if left in vocab and right in vocab and left + right.removeprefix(prefix) in vocab:
-            kept.append([left, right])
-    return kept
+def _prefixes_of(pieces: Container[str]) -> list[str]:
+    return [prefix for prefix in _PREFIXES if prefix in pieces]
+
+
+def _possible_merges(merges: Sequence[Any], vocab: Mapping[str, int], prefix: str) -> list[Any]:
+    if merges and isinstance(merges[0], str) and not prefix:
+        # Set against list: splitting half a million merges takes longer than all else here.
+        cuts = ((piece[:at], piece[at:]) for piece in vocab for at in range(1, len(piece)))
+        wanted = {f"{left} {right}" for left, right in cuts if left in vocab and right in vocab}
+        return [merge for merge in merges if merge in wanted]
+    if merges and isinstance(merges[0], str):
+        merges = [merge.split(" ", 1) for merge in merges]
+    known = [pair for pair in merges if pair[0] in vocab and pair[1] in vocab]
+    return [[left, right] for left, right in known if left + right.removeprefix(prefix) in vocab]
 
 
 def _reduced_unigram(
     model: Mapping[str, Any], added: Sequence[Mapping[str, Any]], possible: Substrings
 ) -> tuple[dict[str, Any], list[int]]:
     pieces, unk_id = model["vocab"], model.get("unk_id")
-    occurring = possible.among({piece for piece, _ in pieces})
+    texts = {piece for piece, _ in pieces}
+    occurring = possible.among(texts, _prefixes_of(texts))
     # The score of an unknown character is derived from the lowest score, so that piece has to stay.
     lowest = min(range(len(pieces)), key=lambda i: pieces[i][1]) if pieces else None
     kept = [
@@ -155,6 +162,6 @@ def encoder_from_ranks(ranks: Mapping[bytes, int], pattern: str, texts: Sequence
     """Encoder for `texts` from byte-pair ranks (rank = id) and a pre-tokenizer pattern."""
     import tiktoken
 
-    possible = Substrings([text.encode() for text in texts], prefixes=())
+    possible = Substrings(text.encode() for text in texts)
     kept = {token: ranks[token] for token in possible.among(ranks.keys()) | {t for t in ranks if len(t) == 1}}
     return _RankEncoder(tiktoken.Encoding("reduced", pat_str=pattern, mergeable_ranks=kept, special_tokens={}))

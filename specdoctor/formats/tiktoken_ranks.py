@@ -46,7 +46,7 @@ def read_tiktoken(path: Path) -> Vocabulary:
         kind="tiktoken",
         file=path.name,
         family="byte-level BPE",
-        tokens=table_of({rank: token for token, rank in ranks.items()}),
+        tokens=table_of({rank: token for token, rank in ranks.items()}, path),
         lists_added=False,
         encoder_for=partial(encoder_from_ranks, ranks, GENERIC_PATTERN),
         encoder_is_exact=False,
@@ -73,7 +73,7 @@ def read_tekken(data: dict[str, Any], path: Path) -> Vocabulary:
         kind="tekken",
         file=path.name,
         family="byte-level BPE",
-        tokens=table_of(table),
+        tokens=table_of(table, path),
         added=added,
         segmentation=Segmentation(
             names_normalizer=False, pre_tokenizer={"pattern": config.get("pattern")}, merges=sorted(ranks.items())

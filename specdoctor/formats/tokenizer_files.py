@@ -4,6 +4,7 @@ Accepted: a Hugging Face folder, a GGUF file, a tokenizer.json, a tekken.json, a
 model. No weights are read. Raises SpecdoctorError with one line on anything missing, empty or broken.
 """
 
+import filecmp
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import Any
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.gguf_header import MAGIC, GgufHeader
 from specdoctor.formats.gguf_vocab import gguf_roles, read_gguf_vocabulary
+from specdoctor.formats.json_file import load_json
+from specdoctor.formats.merges_text import load_tokenizer_json
 from specdoctor.formats.model_facts import ModelFacts, facts_of_folder, facts_of_gguf
 from specdoctor.formats.sentencepiece_model import read_sentencepiece, sentencepiece_roles
 from specdoctor.formats.sources import ALIASES, HUB_ID, resolve_model
 from specdoctor.formats.split_patterns import pattern_of_class
 from specdoctor.formats.tiktoken_ranks import looks_like_ranks, read_tekken, read_tiktoken
-from specdoctor.formats.tokenizer_json import added_token, load_json, read_vocab_and_merges, vocabulary_from_data
-from specdoctor.formats.vocabulary import Vocabulary, show
+from specdoctor.formats.tokenizer_json import added_token, read_vocab_and_merges, vocabulary_from_data
+from specdoctor.formats.vocabulary import HIGHEST_ID, Vocabulary, copy_of, show
 
 ROLES = ("bos", "eos", "pad", "unk", "mask")
 _ACCEPTED = "a model folder, a GGUF file, a tokenizer.json, a tekken.json, a tiktoken or a SentencePiece file"
@@ -44,6 +47,7 @@ class TokenizerSide:
     roles: dict[str, SpecialRole] = field(default_factory=dict)
     chat_template: str | None = None
     template_file: str | None = None
+    parsed: tuple[Path, Vocabulary] | None = None  # a folder's tokenizer file as it was read, before its settings
 
     def role_tokens(self) -> dict[str, str]:
         """`bos_token`, `eos_token`, ... for a chat template."""
@@ -56,10 +60,13 @@ class TokenizerSide:
         return declared | ({own.id} if own and own.id is not None else set())
 
 
-def read_side(path: Path) -> TokenizerSide:
-    """Read one side. Raises SpecdoctorError when nothing there can be read as a tokenizer or as a model."""
+def read_side(path: Path, like: TokenizerSide | None = None) -> TokenizerSide:
+    """Read one side. Raises SpecdoctorError when nothing there can be read as a tokenizer or as a model.
+
+    `like`: the other side, whose parsed tokenizer.json serves for both when the files are equal byte for byte.
+    """
     if path.is_dir():
-        return _read_folder(path)
+        return _read_folder(path, like)
     if path.is_file():
         return _read_file(path)
     if str(path) in ALIASES:
@@ -86,7 +93,7 @@ def _read_file(path: Path) -> TokenizerSide:
 
 
 def _read_json_tokenizer(path: Path) -> Vocabulary:
-    data = load_json(path)
+    data = load_tokenizer_json(path)
     if isinstance(data, dict) and "vocab" in data and "config" in data:
         return read_tekken(data, path)
     if isinstance(data, dict) and "model" not in data and data and all(isinstance(i, int) for i in data.values()):
@@ -108,9 +115,9 @@ def _read_gguf(path: Path) -> TokenizerSide:
     return side
 
 
-def _read_folder(folder: Path) -> TokenizerSide:
+def _read_folder(folder: Path, like: TokenizerSide | None = None) -> TokenizerSide:
     facts = facts_of_folder(folder)
-    vocabulary, tokenizer_path = _folder_vocabulary(folder)
+    vocabulary, tokenizer_path = _folder_vocabulary(folder, like)
     if vocabulary is None and not (folder / "config.json").is_file():
         ggufs = sorted(folder.glob("*.gguf"))
         if len(ggufs) == 1:
@@ -121,19 +128,20 @@ def _read_folder(folder: Path) -> TokenizerSide:
         raise SpecdoctorError(f"{folder}: no tokenizer files and no config.json ({many}); expected {_ACCEPTED}.")
     side = TokenizerSide(folder, vocabulary, facts)
     settings = _settings(folder)
-    if vocabulary is not None:
+    if vocabulary is not None and tokenizer_path is not None:
+        side.parsed = tokenizer_path, copy_of(vocabulary)
         _add_declared_tokens(vocabulary, settings)
         side.roles = _roles_from_settings(folder, vocabulary, settings)
-        if tokenizer_path is not None and vocabulary.kind == "sentencepiece" and not side.roles:
+        if vocabulary.kind == "sentencepiece" and not side.roles:
             side.roles = _roles_from_ids(vocabulary, sentencepiece_roles(tokenizer_path), tokenizer_path.name)
     side.chat_template, side.template_file = _chat_template(folder, settings)
     return side
 
 
-def _folder_vocabulary(folder: Path) -> tuple[Vocabulary | None, Path | None]:
+def _folder_vocabulary(folder: Path, like: TokenizerSide | None) -> tuple[Vocabulary | None, Path | None]:
     for name in ("tokenizer.json", "tekken.json"):
         if (path := folder / name).is_file():
-            return _read_json_tokenizer(path), path
+            return _shared(path, like) or _read_json_tokenizer(path), path
     for pattern in ("tokenizer.model", "*.tiktoken", "spiece.model", "sentencepiece.bpe.model"):
         if found := sorted(folder.glob(pattern)):
             return _read_file(found[0]).vocabulary, found[0]
@@ -142,6 +150,13 @@ def _folder_vocabulary(folder: Path) -> tuple[Vocabulary | None, Path | None]:
         split = pattern_of_class(_settings(folder).get("tokenizer_class"))
         return read_vocab_and_merges(path, added if added.is_file() else None, split), path
     return None, None
+
+
+def _shared(path: Path, like: TokenizerSide | None) -> Vocabulary | None:
+    """The other side's vocabulary, as it was read, if it came from a file of the same bytes."""
+    if like is None or like.parsed is None or not filecmp.cmp(path, like.parsed[0], shallow=False):
+        return None
+    return copy_of(like.parsed[1])
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
@@ -160,6 +175,8 @@ def _add_declared_tokens(vocabulary: Vocabulary, settings: Mapping[str, Any]) ->
         if not str(key).isdigit() or not isinstance(entry, Mapping) or not isinstance(entry.get("content"), str):
             continue
         token = added_token(int(key), entry)
+        if token.id > HIGHEST_ID:
+            raise SpecdoctorError(f"tokenizer_config.json: token id {token.id}, expected 0 to {HIGHEST_ID:,}.")
         if token.id >= len(vocabulary.tokens):
             vocabulary.tokens += [None] * (token.id + 1 - len(vocabulary.tokens))
         known = vocabulary.tokens[token.id]
@@ -175,6 +192,7 @@ def _add_declared_tokens(vocabulary: Vocabulary, settings: Mapping[str, Any]) ->
 
 def _roles_from_settings(folder: Path, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> dict[str, SpecialRole]:
     roles: dict[str, SpecialRole] = {}
+    added = {token.text: token.id for token in vocabulary.added.values()}
     special_map = folder / "special_tokens_map.json"
     sources = [("tokenizer_config.json", settings)]
     if special_map.is_file() and isinstance(values := load_json(special_map), dict):
@@ -184,7 +202,9 @@ def _roles_from_settings(folder: Path, vocabulary: Vocabulary, settings: Mapping
             text = values.get(f"{role}_token")
             text = text.get("content") if isinstance(text, Mapping) else text
             if isinstance(text, str) and role not in roles:
-                roles[role] = SpecialRole(vocabulary.id_of.get(text.encode()), text, file, f"{role}_token")
+                # Nearly always an added token: the table of all tokens need not be built for it.
+                token_id = added[text] if text in added else vocabulary.id_of.get(text.encode())
+                roles[role] = SpecialRole(token_id, text, file, f"{role}_token")
     return roles
 
 

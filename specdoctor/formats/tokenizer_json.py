@@ -3,16 +3,15 @@
 Read as plain JSON: the `tokenizers` library takes over a second for 260k entries and gives no more than is needed here.
 """
 
-import gc
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specdoctor.errors import SpecdoctorError
+from specdoctor.formats.json_file import load_json
 from specdoctor.formats.text_encoder import encoder_from_tokenizer_json
 from specdoctor.formats.vocabulary import (
     FLAG_NAMES,
@@ -26,37 +25,6 @@ from specdoctor.formats.vocabulary import (
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _SHOWN_ONLY = {"trim_offsets"}  # keys of a pre-tokenizer that move offsets, never ids
-
-
-def load_json(path: Path) -> Any:
-    """Parse a JSON file. Raises SpecdoctorError on an empty or broken file."""
-    raw = path.read_bytes()
-    if not raw.strip():
-        raise SpecdoctorError(f"{path}: the file is empty; expected JSON. Download it again.")
-    try:
-        with collection_paused():
-            return json.loads(raw)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        place = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "not UTF-8"
-        raise SpecdoctorError(f"{path}: not valid JSON ({place}): broken or cut off. Download it again.") from None
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """No garbage collection inside: a 33 MB tokenizer.json makes 1.5 million objects, none of them garbage, and looking
-    through them again and again costs half of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def read_tokenizer_json(path: Path) -> Vocabulary:
-    """Vocabulary of a tokenizer.json. Raises SpecdoctorError when the file is something else."""
-    return vocabulary_from_data(load_json(path), path, "tokenizer.json")
 
 
 def read_vocab_and_merges(vocab_path: Path, added_path: Path | None, pattern: str | None) -> Vocabulary:
@@ -129,7 +97,7 @@ def _vocabulary(data: dict[str, Any], model: dict[str, Any], path: Path, kind: s
         kind=kind,
         file=path.name,
         family=_family(model, byte_level, spaces),
-        tokens=table_of(table),
+        tokens=table_of(table, path),
         added=added,
         segmentation=_segmentation(data, model),
         encoder_for=partial(encoder_from_tokenizer_json, data),

@@ -7,10 +7,15 @@ came from. Readers fill a `Vocabulary`; nothing here opens a file.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, cast
 
+from specdoctor.errors import SpecdoctorError
+from specdoctor.formats.merges_text import MergesText
+
+HIGHEST_ID = (1 << 24) - 1
 FLAG_NAMES = ("lstrip", "rstrip", "single_word", "normalized")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _UNUSED_SLOT = re.compile(
@@ -51,14 +56,21 @@ class Segmentation:
         mine, theirs = ((part.normalizer, part.pre_tokenizer, part.options) for part in (self, other))
         return mine == theirs and _same_merges(self.merges, other.merges)
 
+    def share_merges(self, other: "Segmentation") -> None:
+        """Let merges of the same text be parsed once for both."""
+        mine, theirs = self.merges, other.merges
+        if isinstance(mine, MergesText) and mine is not theirs and mine.same_text(theirs):
+            mine.twin = theirs
+
 
 def _same_merges(mine: Any, theirs: Any) -> bool:
     """Merges are written "a b" or ["a", "b"]; both mean the same."""
-    if len(mine) != len(theirs):
+    if mine == theirs:
+        return True
+    if isinstance(mine, Mapping) or isinstance(theirs, Mapping) or len(mine) != len(theirs):
         return False
-    if mine and isinstance(mine, list) and isinstance(mine[0], str) != isinstance(theirs[0], str):
-        mine, theirs = ([m if isinstance(m, str) else " ".join(m) for m in merges] for merges in (mine, theirs))
-    return bool(mine == theirs)
+    spelled = [[m if isinstance(m, str) else " ".join(map(str, m)) for m in merges] for merges in (mine, theirs)]
+    return spelled[0] == spelled[1]
 
 
 @dataclass
@@ -86,16 +98,27 @@ class Vocabulary:
     @cached_property
     def id_of(self) -> Mapping[bytes, int]:
         """Bytes -> lowest id. Duplicates (a byte token beside the same character) keep the lower id."""
-        table = {token: i for i, token in reversed(list(enumerate(self.tokens))) if token is not None}
+        table = dict(zip(reversed(self.tokens), range(self.size - 1, -1, -1), strict=True))
+        table.pop(None, None)
         # A special token is found by its own text even where an ordinary token has the same bytes.
         table.update({token.text.encode(): i for i, token in self.added.items()})
-        return table
+        return cast(Mapping[bytes, int], table)
 
     def text_of(self, token_id: int) -> str | None:
         """Printable form of a token; bytes that are not UTF-8 are written \\xNN."""
         if not 0 <= token_id < len(self.tokens):
             return None
         return show(self.tokens[token_id])
+
+
+def copy_of(vocabulary: Vocabulary) -> Vocabulary:
+    """A vocabulary whose tables can be changed without changing the first."""
+    return replace(
+        vocabulary,
+        tokens=list(vocabulary.tokens),
+        added=dict(vocabulary.added),
+        conflicts=list(vocabulary.conflicts),
+    )
 
 
 def show(token: bytes | None) -> str | None:
@@ -140,13 +163,16 @@ def bytes_of_sentencepiece(piece: str) -> bytes:
     return piece.replace("\u2581", " ").encode()
 
 
-def table_of(pairs: Mapping[int, bytes]) -> list[bytes | None]:
-    """Dense id -> bytes list from a sparse mapping."""
+def table_of(pairs: Mapping[int, bytes], path: Path) -> list[bytes | None]:
+    """Dense id -> bytes list from a sparse mapping. Raises SpecdoctorError on an id that no vocabulary can hold."""
     if not pairs:
         return []
-    if max(pairs) == len(pairs) - 1 and min(pairs) == 0:
+    low, high = min(pairs), max(pairs)
+    if low < 0 or high > HIGHEST_ID:
+        raise SpecdoctorError(f"{path}: token id {low if low < 0 else high}, expected 0 to {HIGHEST_ID:,}.")
+    if high == len(pairs) - 1:
         return [pairs[i] for i in range(len(pairs))]
-    tokens: list[bytes | None] = [None] * (max(pairs) + 1)
+    tokens: list[bytes | None] = [None] * (high + 1)
     for token_id, token in pairs.items():
         tokens[token_id] = token
     return tokens

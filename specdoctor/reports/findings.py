@@ -4,11 +4,7 @@ Contract: no colour and no box drawing when piped or with NO_COLOR (Rich sees to
 Nothing is computed here.
 """
 
-import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,34 +20,8 @@ _LOOK = {
     "info": ("i", "cyan"),
 }
 _PLAIN = {"✗": "x", "☠": "#"}
-_PIPED_WIDTH = 160
 _SHOWN_EXAMPLES = 8
 _OWN_WORDS = ("why", "text", "conversation")
-
-
-def stdout_console() -> Console:
-    """Console for results. Piped output is wide: a table cut to 80 columns is of no use to grep."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # token texts hold any character, terminals do not
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _PIPED_WIDTH
-    return console
-
-
-def write_json(document: Mapping[str, Any], path: str) -> None:
-    """Write a document to a file, whole or not at all, or to stdout for `-`."""
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    if path == "-":
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-        return
-    target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text, "utf-8", errors="backslashreplace")
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def print_tokenizer_report(document: Mapping[str, Any], console: Console) -> None:

@@ -19,8 +19,7 @@ _PIPED_WIDTH = 160
 
 def stdout_console() -> Console:
     """Console for results. Piped output is wide: a table cut to 80 columns is of no use to grep."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # token texts hold any character, terminals do not
+    _tolerate_any_character()
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPED_WIDTH
@@ -45,6 +44,7 @@ def write_json(document: Mapping[str, Any], path: str) -> None:
     """Write a document to a file, whole or not at all, or to stdout for `-`. NaN is refused."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if path == "-":
+        _tolerate_any_character()
         sys.stdout.write(text)
         return
     target = Path(path)
@@ -54,3 +54,9 @@ def write_json(document: Mapping[str, Any], path: str) -> None:
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _tolerate_any_character() -> None:
+    """Token texts hold any character, terminals and pipes in a C locale do not."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
