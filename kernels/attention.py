@@ -72,8 +72,8 @@ class AttentionPath:
 def choose_attention(device: torch.device, dtype: torch.dtype, wanted: str = "auto") -> AttentionPath:
     """The attention path for a device and dtype; `wanted` is auto, matmul or sdpa.
 
-    The table is from measurement: on a CPU, torch's SDPA in 16-bit plans anew for each new KV length (0.6 to 2 s a token
-    for a 135M model whose context grows by one, against 40 ms for matmul).
+    The table is from measurement: on a CPU, torch's SDPA in 16-bit plans anew for each new KV length (0.6 to 2 s a
+    token for a 135M model whose context grows by one, against 40 ms for matmul).
     """
     if wanted == "matmul":
         return AttentionPath("matmul", "asked for", matmul_attention)

@@ -89,5 +89,5 @@ def test_first_round_tensors(target: Target, folder: str, index: int) -> None:
 
 
 def test_eagle3_is_recognised_and_refused_by_name(target: Target) -> None:
-    with pytest.raises(SpecdoctorError, match="EAGLE-3.*not yet supported"):
+    with pytest.raises(SpecdoctorError, match=r"EAGLE-3.*not yet supported"):
         load_drafter(GOLDEN / "deepspec-eagle3", target)

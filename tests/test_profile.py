@@ -27,8 +27,8 @@ def pair(golden: Path) -> Engine:
 
 
 def command(golden: Path, *more: str) -> list[str]:
-    pair = ["--target", str(golden / "target"), "--draft", f"d={golden / 'deepspec-dspark-vanilla'}", "--template", "bytes"]
-    return [*pair, "--max-prompts", "2", "--max-new-tokens", "24", *more]
+    pair = ["--target", str(golden / "target"), "--draft", f"d={golden / 'deepspec-dspark-vanilla'}"]
+    return [*pair, "--template", "bytes", "--max-prompts", "2", "--max-new-tokens", "24", *more]
 
 
 @pytest.fixture(scope="module")

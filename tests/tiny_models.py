@@ -4,32 +4,42 @@ import json
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from specdoctor.formats.block_checkpoint import tensor_shapes
 from specdoctor.formats.spec import AttentionShape, DraftSpec
 
 
-def tiny_target(vocab: int = 5, hidden: int = 64, layers: int = 2, seed: int = 0, **more: object) -> PreTrainedModel:
+def tiny_target(
+    vocab: int = 5, hidden: int = 64, layers: int = 2, seed: int = 0, heads: int = 4, inner: int = 96, **more: object
+) -> PreTrainedModel:
     """A random Qwen3 with peaked, context-dependent predictions."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=96,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        initializer_range=0.25,
-        tie_word_embeddings=False,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=None,
-        **more,
-    )
+    settings: dict = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.25,
+        "tie_word_embeddings": False,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+    config = Qwen3Config(**settings | more)
     return Qwen3ForCausalLM(config).eval()
 
 
@@ -50,6 +60,48 @@ def tiny_llama(vocab: int = 64, **more: object) -> PreTrainedModel:
     return LlamaForCausalLM(config).eval()
 
 
+WINDOW = 8  # of the sliding layers below: shorter than the prompts of the tests
+
+# Families that differ in what reaches the attention function: windows, soft caps, sinks, scales, tied embeddings.
+FAMILIES: dict[str, dict] = {
+    "Llama": {"tie_word_embeddings": True},
+    "Qwen3": {"head_dim": 16},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "Mistral": {"head_dim": 16, "sliding_window": WINDOW},
+    "Gemma2": {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24},
+    "Gemma3Text": {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24},
+    "GptOss": {"head_dim": 16, "sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Cohere2": {"sliding_window": WINDOW},
+    "Granite": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "GPT2": {},
+    "OPT": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+}
+
+
+def tiny_family(name: str, seed: int = 0, **more: object) -> PreTrainedModel:
+    """A random four-layer model of a transformers family, vocabulary 64, hidden size 64."""
+    torch.manual_seed(seed)
+    settings: dict = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    config = getattr(transformers, f"{name}Config")(**settings | FAMILIES.get(name, {}) | more)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    return model.eval()
+
+
 def write_drafter(
     folder: Path,
     *,
@@ -64,6 +116,8 @@ def write_drafter(
     config_changes: dict | None = None,
     drop: tuple[str, ...] = (),
     own_embedding: bool = True,
+    heads: int = 4,
+    inner: int = 96,
 ) -> Path:
     """A random block drafter in DeepSpec's or z-lab's layout; `taps` are layer-output ids."""
     torch.manual_seed(seed)
@@ -75,10 +129,10 @@ def write_drafter(
         "hidden_size": hidden,
         "vocab_size": vocab,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
         "head_dim": 16,
-        "intermediate_size": 96,
+        "intermediate_size": inner,
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "layer_types": ["full_attention"] * 2,
@@ -100,7 +154,7 @@ def write_drafter(
         config["dflash_config"] = {"target_layer_ids": list(taps), "mask_token_id": vocab - 1}
     config |= config_changes or {}
     source = "checkpoint" if deepspec and own_embedding else "target"
-    shape = AttentionShape(heads=4, kv_heads=2, head_dim=16, intermediate_size=96)
+    shape = AttentionShape(heads=heads, kv_heads=heads // 2, head_dim=16, intermediate_size=inner)
     spec = DraftSpec(
         family=family,
         algorithm="dspark" if rank else "dflash",

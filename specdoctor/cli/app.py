@@ -32,6 +32,10 @@ COMMANDS = {
     "env": Entry("env", "Diagnose", "Versions, devices and the attention path taken, to paste into an issue."),
     "bench": Entry("bench", "Measure", "Run drafters against plain decoding: tau, speed-up and what limits it."),
     "profile": Entry("profile", "Measure", "Phases of a round, cost of a forward, and what would help most."),
+    "accept": Entry("accept", "Measure", "Exact acceptance in one pass over the target's own text, no decoding."),
+    "compare": Entry("compare", "Measure", "Results side by side, with paired differences."),
+    "gate": Entry("gate", "Measure", "Judge a run against a baseline: pass, regression, or too little evidence."),
+    "report": Entry("report", "Measure", "One self-contained HTML page from saved results."),
     "fetch": Entry("fetch", "Use", "Put a named target model into the local cache."),
     "generate": Entry("generate", "Use", "Complete one prompt with a target and, if given, a drafter."),
 }
@@ -56,7 +60,8 @@ class LazyGroup(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, entry = args[0], COMMANDS.get(args[0])
         if entry is None:
-            return super().resolve_command(ctx, args)  # prints the near misses, exits 2
+            self.commands = {known: self.get_command(ctx, known) for known in COMMANDS}  # for the near misses
+            return super().resolve_command(ctx, args)  # exits 2
         sub_app = import_module(f"specdoctor.cli.{entry.module}").app
         sub_app._add_completion = False
         command = typer.main.get_command(sub_app)

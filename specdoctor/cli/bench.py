@@ -1,5 +1,6 @@
 """`specdoctor bench`: run drafters against plain decoding of the same target."""
 
+import sys
 from pathlib import Path
 
 import typer
@@ -62,6 +63,9 @@ def bench(
     costs: Path | None = typer.Option(
         None, help="Cost table of `specdoctor profile`, for the expected speed-up.", rich_help_panel=OUTPUT
     ),
+    report: Path | None = typer.Option(
+        None, metavar="FILE.html", help="Write the result as one HTML page.", rich_help_panel=OUTPUT
+    ),
     json_path: str = typer.Option(
         "", "--json", metavar="PATH", help="Write the result as JSON; - for stdout.", rich_help_panel=OUTPUT
     ),
@@ -74,9 +78,11 @@ def bench(
     """
     from specdoctor.measure.bench_command import BenchRequest, run_bench_request
     from specdoctor.reports.bench_console import print_bench
-    from specdoctor.reports.output import stdout_console, write_json
+    from specdoctor.reports.html import write_report
+    from specdoctor.reports.output import refuse_unwritable, stdout_console, write_json
     from specdoctor.reports.progress import bench_progress
 
+    refuse_unwritable(json_path, report, records)
     request = BenchRequest(
         target=target,
         drafts=draft,
@@ -107,6 +113,8 @@ def bench(
         result = run_bench_request(request, on_progress, costs)
     if json_path:
         write_json(result, json_path)
+    if report is not None:
+        write_report(report, [result], sys.argv, [report.stem])
     if json_path != "-":
         print_bench(result, stdout_console())
     raise typer.Exit(result["exit_code"])

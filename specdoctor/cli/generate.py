@@ -35,5 +35,5 @@ def generate(
     if json_path != "-":
         print(result["text"])
         tau = "" if draft is None else f", tau_step {result['tau_step']:.2f}" if result["rounds"] else ", no rounds"
-        line = f"{len(result['completion_ids'])} tokens ({result['stop_reason']}), {result['tokens_per_s']:.1f} tokens/s{tau}"
-        stderr_console().print(line)
+        tokens, speed = len(result["completion_ids"]), f"{result['tokens_per_s']:.1f} tokens/s"
+        stderr_console().print(f"{tokens} tokens ({result['stop_reason']}), {speed}{tau}")

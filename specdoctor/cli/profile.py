@@ -1,5 +1,6 @@
 """`specdoctor profile`: where the time of a pair goes."""
 
+import sys
 from pathlib import Path
 
 import typer
@@ -26,6 +27,7 @@ def profile(
         None, metavar="DIR", help="Write a torch.profiler trace for TensorBoard and Perfetto."
     ),
     costs: Path | None = typer.Option(None, help="Write the cost table, to use with `specdoctor bench --costs`."),
+    report: Path | None = typer.Option(None, metavar="FILE.html", help="Write the result as one HTML page."),
     json_path: str = typer.Option("", "--json", metavar="PATH", help="Write the result as JSON; - for stdout."),
 ) -> None:
     """Phases of a round, cost of a forward by rows, roofline, batch crossover, and what would help most.
@@ -34,9 +36,11 @@ def profile(
     """
     from specdoctor.measure.profile import run_profile
     from specdoctor.measure.workload import BenchRequest
-    from specdoctor.reports.output import stderr_console, stdout_console, write_json
+    from specdoctor.reports.html import write_report
+    from specdoctor.reports.output import refuse_unwritable, stderr_console, stdout_console, write_json
     from specdoctor.reports.profile_console import print_profile
 
+    refuse_unwritable(json_path, report, costs)
     request = BenchRequest(
         target=target,
         drafts=[draft],
@@ -58,5 +62,7 @@ def profile(
         write_json(result["cost_table"], str(costs))
     if json_path:
         write_json(result, json_path)
+    if report is not None:
+        write_report(report, [result], sys.argv, [report.stem])
     if json_path != "-":
         print_profile(result, stdout_console())

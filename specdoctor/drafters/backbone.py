@@ -6,7 +6,7 @@ The features' keys and values are computed once, when their tokens are committed
 values are written behind them for one forward and never kept.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,13 +32,15 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: AttentionShape, hidden: int, eps: float) -> None:
+    """Projections, norms and rotation of one layer; `hidden` goes in and `out` (default: the same) comes out."""
+
+    def __init__(self, shape: AttentionShape, hidden: int, eps: float, out: int | None = None) -> None:
         super().__init__()
         self.shape = shape
         self.q_proj = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.bias)
         self.k_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
         self.v_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, hidden, bias=shape.bias)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, out or hidden, bias=shape.bias)
         self.q_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
 
@@ -97,13 +99,13 @@ class Backbone(nn.Module):
         """Write the keys and values of newly committed tokens' features [N, taps * H]. The caller commits them."""
         context = self.hidden_norm(self.fc(taps))  # [N, H]
         cos, sin = self.rope.at(rows.positions, rows.limit)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(cast(list[Layer], self.layers)):
             self.cache.write(i, *layer.self_attn.keys_values(context, cos, sin), rows)
 
     def forward(self, x: Tensor, rows: PackedRows) -> Tensor:
         """The block's embeddings [R*B, H] to its final normed hidden states [R*B, H]."""
         cos, sin = self.rope.at(rows.positions, rows.limit)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(cast(list[Layer], self.layers)):
             attention = layer.self_attn
             normed = layer.input_layernorm(x)
             k, v = self.cache.write(i, *attention.keys_values(normed, cos, sin), rows)

@@ -1,7 +1,7 @@
 """DSpark and DFlash drafters: one parallel block, then, for DSpark, a sequential head over its rows.
 
-Formats page 1.1 and 1.5; DSpark paper, section 3. A whole block is always run (a shorter one would be a context that the
-backbone never saw), and only the rows that were asked for go through the LM head.
+Formats page 1.1 and 1.5; DSpark paper, section 3. A whole block is always run (a shorter one would be a context that
+the backbone never saw), and only the rows that were asked for go through the LM head.
 """
 
 from collections.abc import Sequence as Seq
@@ -32,6 +32,7 @@ class BlockDrafter(nn.Module):
         width = spec.hidden_size + (spec.markov_rank if spec.confidence == "hidden+markov" else 0)
         self.confidence = ConfidenceHead(width) if spec.confidence else None
         self.embedding, self.head = embedding, head
+        self.verify_on = head.device  # where drafts are wanted: the target's device, if that is another one
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +66,7 @@ class BlockDrafter(nn.Module):
             uniforms = torch.stack([s.uniforms(budget) for s in sequences]).to(self.device, non_blocking=True)
         tokens, probs = self.choose(anchors, hidden, self.base_logits(hidden), sampling, uniforms)
         confidence = self.confidences(anchors, hidden, tokens)
-        return _drafts(tokens, probs, confidence, sequences)
+        return _drafts(*(None if x is None else x.to(self.verify_on) for x in (tokens, probs, confidence)))
 
     # The steps, separately callable: measurement and parity tests look at each -----------------------------------
 
@@ -129,9 +130,17 @@ def _pick(logits: Tensor, sampling: Sampling, uniforms: Tensor | None) -> tuple[
     return sample(q, uniforms), q
 
 
-def _drafts(tokens: Tensor, probs: Tensor | None, confidence: Tensor | None, sequences: Seq[Sequence]) -> list[Draft]:
-    parents = chain_parents(tokens.shape[1])
+def _drafts(tokens: Tensor | None, probs: Tensor | None, confidence: Tensor | None) -> list[Draft]:
+    """One draft a request; `unbind` makes the views of a whole batch at once."""
+    assert tokens is not None
+    R, K = tokens.shape
+    parents, nothing = chain_parents(K), [None] * R
     return [
-        Draft(tokens[r], parents, None if probs is None else probs[r], None if confidence is None else confidence[r])
-        for r in range(len(sequences))
+        Draft(own, parents, q, sure)
+        for own, q, sure in zip(
+            tokens.unbind(),
+            nothing if probs is None else probs.unbind(),
+            nothing if confidence is None else confidence.unbind(),
+            strict=True,
+        )
     ]

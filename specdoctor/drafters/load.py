@@ -32,6 +32,7 @@ def load_drafter(
         drafter = BlockDrafter(checkpoint.spec, name or folder.name, embedding, head)
     drafter.load_state_dict({_module_name(key): value for key, value in tensors.items()}, strict=True, assign=True)
     drafter.requires_grad_(False)
+    drafter.verify_on = target.device
     drafter.backbone.prepare(checkpoint.spec, choose_attention(where, kind).compute)
     return drafter.eval()
 
@@ -65,8 +66,8 @@ def _check_pair(checkpoint: DraftCheckpoint, target: Target) -> None:
         )
     if max(spec.taps) > target.num_layers:
         raise SpecdoctorError(
-            f"{where}: target_layer_ids ends with layer {max(spec.taps) - 1}, but the target {target.name} has layers 0 to "
-            f"{target.num_layers - 1}"
+            f"{where}: target_layer_ids ends with layer {max(spec.taps) - 1}, but the target {target.name} has "
+            f"layers 0 to {target.num_layers - 1}"
         )
     rows = _rows(checkpoint, "embed_tokens.weight", target.embedding.weight)
     if not 0 <= spec.mask_id < rows:
@@ -76,8 +77,8 @@ def _check_pair(checkpoint: DraftCheckpoint, target: Target) -> None:
     head_rows = _rows(checkpoint, "lm_head.weight", target.lm_head.weight)
     if head_rows != target.vocab_size or spec.vocab_size != target.vocab_size:
         raise SpecdoctorError(
-            f"{where}: vocab_size is {spec.vocab_size} and the head has {head_rows} rows, but the target {target.name} has "
-            f"{target.vocab_size}; run `specdoctor check-tokenizer` on the pair"
+            f"{where}: vocab_size is {spec.vocab_size} and the head has {head_rows} rows, but the target {target.name} "
+            f"has {target.vocab_size}; run `specdoctor check-tokenizer` on the pair"
         )
 
 

@@ -60,7 +60,8 @@ def inverse_frequencies(settings: dict[str, Any], head_dim: int) -> tuple[Tensor
         inverse[turning:] = 0.0
         return inverse, 1.0
     raise SpecdoctorError(
-        f"rope_type is {kind!r}, expected default, linear, llama3, yarn or proportional; this drafter cannot be run here"
+        f"rope_type is {kind!r}, expected default, linear, llama3, yarn or proportional; this drafter cannot be run "
+        "here"
     )
 
 

@@ -15,20 +15,25 @@ class PhaseClock:
         self._cuda = device.type == "cuda"
         self._names: list[str] = []
         self._marks: list = [self._now()]
+        self._seconds: dict[str, float] | None = None
 
     def mark(self, name: str) -> None:
         self._names.append(name)
         self._marks.append(self._now())
+        self._seconds = None
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, and `round` for all of them."""
+        """Seconds by phase, and `round` for all of them; read once for all requests of a round."""
+        if self._seconds is not None:
+            return self._seconds.copy()
         if self._cuda:
             self._marks[-1].synchronize()
         times: dict[str, float] = {}
         for name, before, after in zip(self._names, self._marks, self._marks[1:], strict=False):
             times[name] = times.get(name, 0.0) + self._between(before, after)
         times["round"] = self._between(self._marks[0], self._marks[-1])
-        return times
+        self._seconds = times
+        return times.copy()
 
     def _now(self) -> object:
         if not self._cuda:

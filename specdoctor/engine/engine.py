@@ -111,12 +111,22 @@ class Engine:
             sequence.clocks.append(clock)
 
     def _propose(self, sequences: list[Sequence]) -> list[Draft]:
-        # The last position a draft may take: the target's limit, less the row of the anchor.
-        room = self.target.max_positions - max(len(s.ids) for s in sequences)
-        budget = min(self.draft_tokens, room)
-        if self.drafter is None or budget <= 0:
-            return [self._nothing] * len(sequences)
-        return self.drafter.propose(sequences, budget)
+        """Drafts of at most K tokens, fewer where the target's positions run out.
+
+        Each request gets the budget that it would have alone: its random numbers must not depend on its neighbours.
+        """
+        drafts = [self._nothing] * len(sequences)
+        if self.drafter is None:
+            return drafts
+        by_budget: dict[int, list[int]] = {}
+        for r, sequence in enumerate(sequences):
+            room = self.target.max_positions - len(sequence.ids)
+            if room > 0:
+                by_budget.setdefault(min(self.draft_tokens, room), []).append(r)
+        for budget, members in by_budget.items():
+            for r, draft in zip(members, self.drafter.propose([sequences[r] for r in members], budget), strict=True):
+                drafts[r] = draft
+        return drafts
 
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> tuple[PackedRows, TargetOutput]:
         anchors = torch.tensor([s.anchor for s in sequences], device=self.target.device)
@@ -231,14 +241,15 @@ Piece = tuple[Sequence, int, int]  # prompt ids [start, end) of a sequence
 def _prefill_batches(sequences: Seq[Sequence]) -> Iterator[list[Piece]]:
     """Pieces of at most `PREFILL_ROWS` rows in all, never two of one prompt: the later needs the earlier's columns."""
     batch: list[Piece] = []
+    rows = 0
     for sequence in sequences:
         for start in range(0, sequence.prompt_length, PREFILL_ROWS):
-            piece = (sequence, start, min(start + PREFILL_ROWS, sequence.prompt_length))
-            rows = sum(end - begin for _, begin, end in batch) + piece[2] - piece[1]
-            if batch and (rows > PREFILL_ROWS or batch[-1][0] is sequence):
+            end = min(start + PREFILL_ROWS, sequence.prompt_length)
+            if batch and (rows + end - start > PREFILL_ROWS or batch[-1][0] is sequence):
                 yield batch
-                batch = []
-            batch.append(piece)
+                batch, rows = [], 0
+            batch.append((sequence, start, end))
+            rows += end - start
     if batch:
         yield batch
 
@@ -249,7 +260,7 @@ def _on_host(values: Seq[Tensor | None]) -> list[list[float] | None]:
     if not there:
         return [None] * len(values)
     flat = iter(torch.cat(there).tolist())
-    return [None if value is None else [next(flat) for _ in range(len(value))] for value in values]
+    return [None if value is None else [next(flat) for _ in range(value.shape[0])] for value in values]
 
 
 def _outcomes(whole: Draft, draft: Draft, verdict: Verdict) -> list[str]:

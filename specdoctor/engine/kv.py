@@ -7,6 +7,7 @@ that plan for each shape see few shapes.
 """
 
 from collections.abc import Sequence as Seq
+from heapq import heappop, heappush
 
 import torch
 from torch import Tensor
@@ -20,23 +21,20 @@ class KVCache:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.lengths: list[int] = []  # committed columns by slot
-        self._free: list[int] = []
+        self._free: list[int] = []  # a heap
         self._columns = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def open(self) -> int:
         """Take an empty slot, the lowest free one (neighbours in a batch then lie side by side)."""
         if self._free:
-            self._free.sort()
-            slot = self._free.pop(0)
-            self.lengths[slot] = 0
-            return slot
+            return heappop(self._free)
         self.lengths.append(0)
         return len(self.lengths) - 1
 
     def close(self, slot: int) -> None:
         self.lengths[slot] = 0
-        self._free.append(slot)
+        heappush(self._free, slot)
 
     def write(self, layer: int, k: Tensor, v: Tensor, rows: PackedRows) -> tuple[Tensor, Tensor]:
         """Put `k`, `v` [hkv, N, D] behind the committed columns; return both [R, hkv, L, D] over all visible columns.
@@ -61,12 +59,16 @@ class KVCache:
     def keep(self, slot: int, rows: Seq[int]) -> None:
         """Commit the rows (0-based within the last write, ascending) and forget the others."""
         start = self.lengths[slot]
-        if list(rows) != list(range(len(rows))):  # not a prefix: close the gaps
-            source = torch.tensor([start + row for row in rows], device=self.device)
-            for keys, values in self._layers.values():
-                keys[slot, :, start : start + len(rows)] = keys[slot][:, source]
-                values[slot, :, start : start + len(rows)] = values[slot][:, source]
+        if rows and rows[-1] != len(rows) - 1:  # ascending, so anything but a prefix ends beyond its own length
+            self._close_gaps(slot, start, rows)
         self.lengths[slot] = start + len(rows)
+
+    @torch.inference_mode()  # as the tensors were made
+    def _close_gaps(self, slot: int, start: int, rows: Seq[int]) -> None:
+        source = torch.tensor([start + row for row in rows], device=self.device)
+        for pair in self._layers.values():
+            for tensor in pair:
+                tensor[slot, :, start : start + len(rows)] = tensor[slot][:, source]
 
     def bytes(self) -> int:
         """Bytes held, by all layers and slots."""

@@ -119,9 +119,10 @@ class PackedRows:
         if rule == "all":
             counts = torch.tensor(self.counts, device=self.device)[:, None, None]
             return (column < starts + counts).expand(-1, self.n, -1)
+        assert not isinstance(rule, str)
         out = (column <= starts).repeat(1, self.n, 1)
         for r, (start, count) in enumerate(zip(self.starts, self.counts, strict=True)):
-            out[r, :count, start : start + count] = rule[r]  # type: ignore[index]
+            out[r, :count, start : start + count] = rule[r]
         return out
 
     def _query_positions(self) -> Tensor:

@@ -1,7 +1,8 @@
 """From logits to the distribution that is really sampled, and sampling by inverse CDF.
 
 One uniform number a draw, from the request's own generator on the host, so a request's text does not depend on its
-neighbours in a batch, nor on the device. Target and drafter share `probabilities`: top-k and top-p apply to p and q alike.
+neighbours in a batch, nor on the device. Target and drafter share `probabilities`: top-k and top-p apply to p and q
+alike.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from specdoctor.errors import SpecdoctorError
+
+LOWEST_TEMPERATURE = 1e-30  # below it float32 logits overflow when divided, and softmax is NaN; it is an argmax already
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Sampling:
             raise SpecdoctorError(f"--top-k {self.top_k}: expected 0 (off) or more")
         if not 0 < self.top_p <= 1:
             raise SpecdoctorError(f"--top-p {self.top_p}: expected a number above 0, at most 1 (1 is off)")
+        if not -(2**63) <= self.seed < 2**63:
+            raise SpecdoctorError(f"--seed {self.seed}: expected a whole number that fits in 64 bits")
         _ = self.drafting_temperature
 
     @property
@@ -61,7 +66,7 @@ def probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: flo
 
     Ties at the top-k boundary are all kept. `temperature` must be above 0; greedy is an argmax, not a distribution.
     """
-    scores = logits.float() / temperature
+    scores = logits.float() / max(temperature, LOWEST_TEMPERATURE)
     V = scores.shape[-1]
     if 0 < top_k < V:
         lowest = scores.topk(top_k, dim=-1).values[..., -1:]
@@ -83,5 +88,7 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
     """
     wide = torch.float32 if probs.device.type == "mps" else torch.float64
     cdf = probs.to(wide).cumsum(-1)
-    threshold = uniform.to(wide).unsqueeze(-1) * cdf[..., -1:]
+    total = cdf[..., -1:]
+    # Below the total even where rounding makes `uniform` 1: beyond it lies a last token of perhaps no probability.
+    threshold = torch.minimum(uniform.to(wide).unsqueeze(-1) * total, total * (1 - torch.finfo(wide).eps))
     return torch.searchsorted(cdf, threshold, right=True).squeeze(-1).clamp_max_(probs.shape[-1] - 1)

@@ -11,6 +11,9 @@ from specdoctor.engine.clock import PhaseClock
 from specdoctor.engine.sampling import Sampling
 from specdoctor.metrics.record import RoundRecord
 
+NO_UNIFORMS = torch.empty(0, dtype=torch.float64)
+UNIFORMS_AHEAD = 64  # random numbers drawn at once: a slice costs a tenth of a call of the generator
+
 
 class Sequence:
     """Ids, sampling settings, seeded generator, KV slot, drafter state, stop reason and round records of a request.
@@ -37,6 +40,7 @@ class Sequence:
         self.stop_ids = frozenset(stop_ids)
         self.prompt_id, self.category, self.repeat = prompt_id, category, repeat
         self.generator = torch.Generator().manual_seed(self.sampling.seed)
+        self._ahead, self._taken = NO_UNIFORMS, 0  # drawn from the generator, and how many of them were given out
         self.slot: int | None = None
         self.drafter_state: Any = None
         self.stop_reason: str | None = (
@@ -60,7 +64,11 @@ class Sequence:
 
     def uniforms(self, n: int) -> Tensor:
         """The next n uniform numbers [n] (float64, host) of this request's own stream."""
-        return torch.rand(n, generator=self.generator, dtype=torch.float64)
+        if self._taken + n > self._ahead.shape[0]:
+            fresh = torch.rand(max(n, UNIFORMS_AHEAD), generator=self.generator, dtype=torch.float64)
+            self._ahead, self._taken = torch.cat([self._ahead[self._taken :], fresh]), 0
+        self._taken += n
+        return self._ahead[self._taken - n : self._taken]
 
     def settle_times(self) -> None:
         """Read the clocks of the last rounds into their records."""

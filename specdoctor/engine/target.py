@@ -8,7 +8,9 @@ of layer 0, HS[i+1] the raw output of layer i (so HS[L] is before the final norm
 
 import sys
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ PREFILL_ROWS = 512  # rows of one prefill forward: bounds the score matrix
 
 # State that cannot be cut back after a rejected draft. Anything else than these two attends over columns.
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
-RECURRENT_MODULES = ("mamba", "rwkv", "gateddelta", "shortconv", "linearattention", "recurrent", "lightning")
+RECURRENT_MODULES = ("mamba", "rwkv", "xlstm", "gateddelta", "shortconv", "linearattention", "recurrent", "lightning")
 
 
 @dataclass(slots=True)
@@ -44,6 +46,12 @@ def _attention(
     """transformers' attention signature: query [1, h, N, D], key and value [1, hkv, N, D] -> [1, N, h, D]."""
     run: _Run = kwargs["specdoctor_run"]
     layer: int = module.layer_idx  # type: ignore[assignment]
+    run.layers_seen.add(layer)
+    if mask is not None and mask.data_ptr() != run.no_mask.data_ptr():
+        raise SpecdoctorError(
+            f"{type(module).__name__} (layer {layer}) makes an attention mask of its own, which the engine cannot follow; "
+            "use a target with plain or sliding-window causal attention"
+        )
     k, v = run.cache.write(layer, key[0], value[0], run.rows)
     window = kwargs.get("sliding_window") or run.windows[layer]
     out = run.attention(
@@ -51,7 +59,7 @@ def _attention(
         k,
         v,
         run.rows.mask(window),
-        kwargs["scaling"],
+        kwargs.get("scaling") or query.shape[-1] ** -0.5,
         kwargs.get("softcap"),
         kwargs.get("s_aux"),
     )
@@ -70,6 +78,8 @@ class _Run:
     cache: KVCache
     windows: list[int | None]
     attention: Any
+    no_mask: Tensor
+    layers_seen: set[int] = field(default_factory=set)  # layers whose attention came through here
 
 
 class Target:
@@ -83,7 +93,13 @@ class Target:
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
         self.attention = choose_attention(self.device, self.dtype, attention)
-        self.layers = _decoder_layers(model, self.config.num_hidden_layers)
+        self.decoder = model.get_decoder()  # of a multimodal model, its text part
+        self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
+        if "position_ids" not in signature(model.forward).parameters:
+            raise SpecdoctorError(
+                f"{self.name}: {type(model).__name__} takes no position_ids, so several sequences cannot share a forward; "
+                "use a target with rotary or learned positions"
+            )
         self.windows = _windows(self.config)
         self.cache = KVCache(self.device)
         # A ready 4D mask is handed through by transformers' mask factories, which otherwise look at the positions'
@@ -126,12 +142,12 @@ class Target:
     def num_layers(self) -> int:
         return self.config.num_hidden_layers
 
-    @property
+    @cached_property
     def max_positions(self) -> int:
         return getattr(self.config, "max_position_embeddings", None) or 2**31
 
     @property
-    def embedding(self) -> nn.Module:
+    def embedding(self) -> nn.Embedding:
         return self.model.get_input_embeddings()
 
     @property
@@ -167,7 +183,7 @@ class Target:
         The new KV columns are written but not committed: see `KVCache.keep`.
         """
         self._hook(taps)
-        run = _Run(rows, self.cache, self.windows, self.attention.compute)
+        run = _Run(rows, self.cache, self.windows, self.attention.compute, self._no_mask)
         try:
             output = self.model(
                 input_ids=input_ids.unsqueeze(0),
@@ -184,9 +200,22 @@ class Target:
                     "attention function, so it cannot be a target here"
                 ) from None
             raise
+        self._check_attention(run)
         states = torch.cat([self._tapped[i] for i in taps], dim=-1) if taps else None
         self._tapped.clear()
-        return TargetOutput(output.logits[0], states)
+        logits = output.logits[0]
+        if logit_rows is not None and len(logits) != len(logit_rows):  # modelling code that knows no logits_to_keep
+            logits = logits[logit_rows]
+        return TargetOutput(logits, states)
+
+    def _check_attention(self, run: "_Run") -> None:
+        """A layer with attention code of its own would mix the packed sequences, and nothing but the text would show it."""
+        if len(run.layers_seen) < self.num_layers:
+            layer = min(set(range(self.num_layers)) - run.layers_seen)
+            raise SpecdoctorError(
+                f"{self.name}: layer {layer} of {type(self.model).__name__} does not call transformers' attention interface, "
+                "so it cannot be a target here; use a model whose attention goes through that interface"
+            )
 
     def _hook(self, taps: Seq[int]) -> None:
         for index in taps:
@@ -194,7 +223,7 @@ class Target:
                 continue
             self._hooked.add(index)
             if index == FINAL_NORMED:
-                self.model.base_model.register_forward_hook(
+                self.decoder.register_forward_hook(
                     lambda module, args, output: self._tapped.__setitem__(FINAL_NORMED, output[0][0])
                 )
             elif index == 0:
@@ -221,25 +250,28 @@ def refuse_unsupported_layers(model: PreTrainedModel) -> None:
     found = {kind for kind in getattr(config, "layer_types", None) or [] if kind not in SUPPORTED_LAYER_TYPES}
     for module in model.modules():
         name = type(module).__name__
-        if (
-            any(part in name.lower() for part in RECURRENT_MODULES)
-            and list(module.children())
-            and hasattr(module, "layer_idx")
-        ):
+        recurrent = any(part in name.lower() for part in RECURRENT_MODULES)
+        if recurrent and list(module.children()) and not isinstance(module, PreTrainedModel):
             found.add(name)
-    if found:
-        raise SpecdoctorError(
-            f"{config.model_type}: layer type {', '.join(sorted(found))} keeps a state that cannot be cut back after a "
-            f"rejected draft; expected only {' and '.join(sorted(SUPPORTED_LAYER_TYPES))}. Use a target without such layers"
-        )
-
-
-def _decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count and "Layer" in type(module[0]).__name__ + "Block":
-            return module
+    if not found:
+        return
+    reason = "keeps a state that cannot be cut back after a rejected draft"
+    if found == {"chunked_attention"}:
+        reason = "attends within chunks, which the engine does not express"
     raise SpecdoctorError(
-        f"{type(model).__name__}: no list of {count} decoder layers found, so hidden states cannot be tapped"
+        f"{config.model_type}: layer type {', '.join(sorted(found))} {reason}; expected only "
+        f"{' and '.join(sorted(SUPPORTED_LAYER_TYPES))}. Use a target without such layers"
+    )
+
+
+def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            name = type(module[0]).__name__
+            if "Layer" in name or "Block" in name:
+                return module
+    raise SpecdoctorError(
+        f"{type(decoder).__name__}: no list of {count} decoder layers found, so hidden states cannot be tapped"
     )
 
 

@@ -69,7 +69,10 @@ def _chain_rejection(sequences: Seq[Sequence], drafts: Seq[Draft], logits: Tenso
     next_uniform = torch.stack([u[-1] for u in drawn]).to(device)
     p = p.view(R, K + 1, V) if min(lengths) == K else _padded(p.split([n + 1 for n in lengths]), K + 1)
     tokens = _padded([draft.tokens for draft in drafts], K)  # [R, K]
-    q = None if drafts[0].probs is None else _padded([draft.probs for draft in drafts if draft.probs is not None], K)
+    q = None
+    if any(draft.probs is not None for draft in drafts):  # an empty draft has none
+        nothing = p.new_zeros(0, V)
+        q = _padded([nothing if draft.probs is None else draft.probs for draft in drafts], K)
     counts = torch.tensor(lengths, device=device)
     accepted, after = rejection_sampling(p, q, tokens, counts, accept_uniform, next_uniform)
     host = torch.cat([accepted[:, None], after[:, None], tokens], dim=1).tolist()
@@ -96,10 +99,7 @@ def rejection_sampling(
     after = p[row, accepted]  # [R, V]
     last = accepted.clamp_max(K - 1)
     rejected = (accepted < counts).unsqueeze(-1)
-    if q is None:
-        used = torch.zeros_like(after).scatter_(1, tokens[row, last].unsqueeze(-1), 1.0)
-    else:
-        used = q[row, last]
+    used = torch.zeros_like(after).scatter_(1, tokens[row, last].unsqueeze(-1), 1.0) if q is None else q[row, last]
     residual = (after - used * rejected).clamp_min_(0)
     # p == q up to rounding leaves no residual mass; then a rejection was rounding too, and p is the right law.
     empty = residual.sum(-1, keepdim=True) <= 1e-9
@@ -108,9 +108,11 @@ def rejection_sampling(
 
 def _padded(parts: Seq[Tensor], length: int) -> Tensor:
     """Stack [n_r, ...] tensors to [R, length, ...], zeros behind."""
-    if all(len(part) == length for part in parts):
+    counts = [part.shape[0] for part in parts]
+    if min(counts) == length:
         return torch.stack(list(parts))
     out = parts[0].new_zeros(len(parts), length, *parts[0].shape[1:])
-    for r, part in enumerate(parts):
-        out[r, : len(part)] = part
+    # The indices are made on the host: a boolean mask would wait for the device.
+    row, column = (torch.arange(length) < torch.tensor(counts)[:, None]).nonzero(as_tuple=True)
+    out[row.to(out.device), column.to(out.device)] = torch.cat(list(parts))
     return out

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ class CostTable:
             raise SpecdoctorError(f"{path}: {error.strerror}; expected a cost table of `specdoctor profile`") from None
         except (ValueError, KeyError, TypeError) as error:
             raise SpecdoctorError(
-                f"{path}: not a cost table ({type(error).__name__}: {error}); expected what `specdoctor profile --costs` wrote"
+                f"{path}: not a cost table ({type(error).__name__}: {error}); expected what `specdoctor profile "
+                "--costs` wrote"
             ) from None
 
     def check(self, path: Path, target: str, device: str, dtype: str) -> None:
@@ -114,7 +116,7 @@ def measure_target(
                 for n in rows if repeat % 2 else reversed(rows):
                     ids = torch.arange(n, device=target.device) % target.vocab_size
                     layout = PackedRows([slot], [context], [n], target.device)
-                    took = timed(target.device, lambda layout=layout, ids=ids: target.forward(layout, ids))
+                    took = timed(target.device, partial(target.forward, layout, ids))
                     if repeat:  # the first turn warms up
                         seconds[n].append(took)
                 if on_point:

@@ -8,8 +8,8 @@ error.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,18 +21,23 @@ from specdoctor.metrics.sums import Definition, Sums, columns_of
 
 Evidence = Literal["paired", "independent", "intervals", "points"]
 Rows = Mapping[str, NDArray[np.float64]]
+Between = Callable[[Array, Array], Array]  # of the values of the run and of the baseline
 Z = 1.959963984540054  # of a two-sided 95 % interval
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`change.n` counts prompts (0: unknown). `standard_error` is that of `change`; None when there is no interval."""
+    """`change.n` counts prompts (0: unknown). `standard_error` is that of `change`; None when there is no interval.
+
+    `difference` is plainly run - baseline in the unit of the metric.
+    """
 
     definition: Definition
     evidence: Evidence
     run: Estimate
     baseline: Estimate
     change: Estimate
+    difference: Estimate
     standard_error: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -44,6 +49,7 @@ class Change:
             "evidence": self.evidence,
             "run": self.run.to_json(),
             "baseline": self.baseline.to_json(),
+            "difference": self.difference.to_json(),
             "change": self.change.to_json() | {"of": scale_text(self.definition)},
         }
         return row | ({"notes": list(self.notes)} if self.notes else {})
@@ -86,28 +92,19 @@ def paired_change(
     shared = sorted(set(left) & set(right)) if left and right else []
     if not left or not right or not shared:
         return None
-    table = np.concatenate([stack(left, shared), stack(right, shared)], axis=1)  # [P, 2C]
-    width = table.shape[1] // 2
+    tables = [_stack(rows, shared) for rows in (left, right)]  # 2 x [P, C]
 
-    def statistic(weights: Array) -> Array:
-        sums = weights @ table
-        return change_between(definition, definition.value(sums[..., :width]), definition.value(sums[..., width:]))
+    def bootstrapped(between: Between) -> tuple[Estimate, float | None]:
+        def statistic(weights: Array) -> Array:
+            return between(*(definition.value(weights @ table) for table in tables))
 
-    ones = np.ones(len(shared))
-    interval = cluster_interval(statistic, len(shared), seed)
-    values = (Estimate(float(definition.value(ones @ part)), n=len(shared)) for part in (table[:, :width], table[:, width:]))
-    notes = []
-    for name, side, known in (("run", run, left), ("baseline", baseline, right)):
-        if len(side) > len(shared):
-            empty = len(set(side) - set(known))
-            alone = len(set(known) - set(shared))
-            parts = [f"{alone} without a partner"] * bool(alone) + [f"{empty} that say nothing"] * bool(empty)
-            notes.append(f"{name}: left out {' and '.join(parts)} of {len(side)} prompts" if parts else "")
-    value = float(statistic(ones))
-    if not math.isfinite(value):
-        return _undefined(Change(definition, "paired", *values, Estimate.absent("-"), notes=tuple(filter(None, notes))))
-    change = _widened(value, interval.low, interval.high, len(shared), interval.reason)
-    return Change(definition, "paired", *values, change, interval.standard_error, tuple(filter(None, notes)))
+        interval = cluster_interval(statistic, len(shared), seed)
+        value = float(statistic(np.ones(len(shared))))
+        widened = _widened(value, interval.low, interval.high, len(shared), interval.reason)
+        return widened, interval.standard_error
+
+    notes = [_left_out("run", run, left, shared), _left_out("baseline", baseline, right, shared)]
+    return _assembled(definition, "paired", tables, bootstrapped, [note for note in notes if note])
 
 
 def independent_change(
@@ -117,20 +114,45 @@ def independent_change(
     left, right = columns_of(definition, run), columns_of(definition, baseline)
     if not left or not right:
         return None
-    tables = [stack(rows, list(rows)) for rows in (left, right)]
-    values = [Estimate(float(definition.value(table.sum(axis=0))), n=len(table)) for table in tables]
-    value = float(change_between(definition, *(np.float64(side.value) for side in values)))
+    tables = [_stack(rows, list(rows)) for rows in (left, right)]
     few = min(len(table) for table in tables)
-    bare = Change(definition, "independent", *values, Estimate(value, n=few, reason="no interval"))
+
+    def bootstrapped(between: Between) -> tuple[Estimate, float | None]:
+        value = float(between(*(definition.value(table.sum(axis=0)) for table in tables)))
+        if few < 2:
+            return Estimate(value, n=few, reason="one prompt only: no interval"), None
+        low, high, error = _two_sample(tables, definition, between, seed)
+        return _widened(value, low, high, few, None), error
+
+    return _assembled(definition, "independent", tables, bootstrapped, [])
+
+
+def _assembled(
+    definition: Definition,
+    evidence: Evidence,
+    tables: list[Array],
+    bootstrapped: Callable[[Between], tuple[Estimate, float | None]],
+    notes: list[str],
+) -> Change:
+    run, baseline = (Estimate(float(definition.value(table.sum(axis=0))), n=len(table)) for table in tables)
+    difference, _ = bootstrapped(lambda here, there: np.asarray(here - there))
+    assert run.value is not None and baseline.value is not None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = float(change_between(definition, np.array(run.value), np.array(baseline.value)))
     if not math.isfinite(value):
-        return _undefined(bare)
-    if few < 2:
-        return replace(bare, change=Estimate(value, n=few, reason="one prompt only: no interval"))
+        absent = _undefined(definition, difference.n)
+        return Change(definition, evidence, run, baseline, absent, difference, notes=tuple(notes))
+    change, error = bootstrapped(lambda here, there: change_between(definition, here, there))
+    return Change(definition, evidence, run, baseline, change, difference, error, tuple(notes))
+
+
+def _two_sample(tables: list[Array], definition: Definition, between: Between, seed: int) -> tuple[float, float, float]:
+    """Percentile interval and standard error when the two sides are resampled on their own."""
     from scipy.stats import bootstrap
 
     def statistic(*indices: NDArray[np.int64], axis: int = -1) -> Array:
         sides = [definition.value(table[index].sum(axis=-2)) for table, index in zip(tables, indices, strict=True)]
-        return change_between(definition, *sides)
+        return between(*sides)
 
     with np.errstate(invalid="ignore", divide="ignore"):
         result = bootstrap(
@@ -144,7 +166,14 @@ def independent_change(
             random_state=np.random.default_rng(seed),
         )
     low, high = (float(end) for end in result.confidence_interval)
-    return replace(bare, change=_widened(value, low, high, few, None), standard_error=float(result.standard_error))
+    return low, high, float(result.standard_error)
+
+
+def _left_out(name: str, side: Mapping[str, Sums], known: Rows, shared: list[str]) -> str:
+    """A note on the prompts of one side that are not compared; '' when there are none."""
+    alone, empty = len(set(known) - set(shared)), len(set(side) - set(known))
+    parts = [f"{alone} without a partner"] * bool(alone) + [f"{empty} that say nothing"] * bool(empty)
+    return f"{name}: left out {' and '.join(parts)} of {len(side)} prompts" if parts else ""
 
 
 def interval_change(definition: Definition, run: Estimate, baseline: Estimate) -> Change:
@@ -153,26 +182,30 @@ def interval_change(definition: Definition, run: Estimate, baseline: Estimate) -
     For runs over the same prompts that is on the safe side, as what they share makes the difference steadier.
     """
     if run.value is None or baseline.value is None:
-        reason = run.reason if run.value is None else baseline.reason
-        return Change(definition, "points", run, baseline, Estimate.absent(reason or "not stated"))
-    value = float(change_between(definition, np.float64(run.value), np.float64(baseline.value)))
-    points = Change(definition, "points", run, baseline, Estimate(value, reason="no interval on either side"))
-    if not math.isfinite(value):
-        return _undefined(points)
-    errors = [_published_error(side) for side in (run, baseline)]
-    if errors[0] is None or errors[1] is None:
-        return points
-    if definition.scale == "absolute":
-        error = math.hypot(errors[0], errors[1])
-    else:
+        missing = Estimate.absent((run.reason if run.value is None else baseline.reason) or "not stated")
+        return Change(definition, "points", run, baseline, missing, missing)
+    gap = run.value - baseline.value
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = float(change_between(definition, np.array(run.value), np.array(baseline.value)))
+    here, there = _published_error(run), _published_error(baseline)
+    if not math.isfinite(value) or here is None or there is None:
+        why = "no interval on either side" if here is there is None else "no interval on one side"
+        change = Estimate(value, reason=why) if math.isfinite(value) else _undefined(definition, 0)
+        return Change(definition, "points", run, baseline, change, Estimate(gap, reason=why))
+    error = plain = math.hypot(here, there)
+    if definition.scale != "absolute":
         floor = 1.0 if definition.scale == "excess" else 0.0
-        tops = (run.value - floor, baseline.value - floor)
-        error = math.hypot(errors[0] / tops[1], errors[1] * tops[0] / tops[1] ** 2)
-    change = Estimate(value, value - Z * error, value + Z * error, 0, "normal approximation from published intervals")
-    return replace(points, evidence="intervals", change=change, standard_error=error)
+        bottom = baseline.value - floor
+        error = math.hypot(here / bottom, there * (run.value - floor) / bottom**2)
+    reason = "normal approximation from published intervals"
+    change, difference = (
+        Estimate(middle, middle - Z * spread, middle + Z * spread, 0, reason)
+        for middle, spread in ((value, error), (gap, plain))
+    )
+    return Change(definition, "intervals", run, baseline, change, difference, error)
 
 
-def stack(rows: Rows, order: list[str]) -> Array:
+def _stack(rows: Rows, order: list[str]) -> Array:
     """[P, C] in the given order."""
     return np.array([rows[prompt] for prompt in order])
 
@@ -190,6 +223,6 @@ def _widened(value: float, low: float | None, high: float | None, n: int, reason
     return Estimate(value, value - factor * (value - low), value + factor * (high - value), n, reason)
 
 
-def _undefined(change: Change) -> Change:
-    floor = "1: the baseline accepts nothing" if change.definition.scale == "excess" else "0"
-    return replace(change, change=Estimate.absent(f"no change can be given beside a baseline of {floor}", change.change.n))
+def _undefined(definition: Definition, n: int) -> Estimate:
+    floor = "1 (nothing was accepted)" if definition.scale == "excess" else "0"
+    return Estimate.absent(f"no change can be given beside a baseline of {floor}", n)

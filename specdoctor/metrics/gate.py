@@ -114,10 +114,9 @@ def prompts_needed(standard_error: float, prompts: int, margin: float) -> int:
 
 def overall(outcomes: list[Outcome]) -> Outcome:
     """The worst of several: a regression, else anything undecided, else a pass."""
-    for outcome in ("regression", "inconclusive"):
-        if outcome in outcomes:
-            return outcome  # type: ignore[return-value]
-    return "pass"
+    if "regression" in outcomes:
+        return "regression"
+    return "inconclusive" if "inconclusive" in outcomes else "pass"
 
 
 def _words(change: Change, margin: float) -> str:
@@ -125,11 +124,12 @@ def _words(change: Change, margin: float) -> str:
     estimate = change.change
     assert estimate.value is not None and estimate.low is not None and estimate.high is not None
     absolute = change.definition.scale == "absolute"
-    verb = "worse by" if estimate.value < 0 else "better by"
     size, limit, low, high = (
         f"{number:.3f}" if absolute else f"{number:.1%}"
         for number in (abs(estimate.value), margin, estimate.low, estimate.high)
     )
+    changed = float(size.rstrip("%")) > 0
+    verb = "unchanged at" if not changed else "worse by" if estimate.value < 0 else "better by"
     side = "within" if estimate.low > -margin else "beyond" if estimate.high < -margin else "not settled against"
     of = "" if absolute else f" of {scale_text(change.definition)}"
     return f"{verb} {size}{of}, 95 % interval [{low}, {high}], {side} the margin of {limit}"

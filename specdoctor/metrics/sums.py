@@ -6,7 +6,7 @@ different numbers and are compared only with themselves. `DEFINITIONS` is ordere
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -35,16 +35,21 @@ class Sums:
     seconds: float | None = None  # in which `committed` were made
     plain_committed: float | None = None  # the K = 0 arm of the same run
     plain_seconds: float | None = None
+    tau_sum: float | None = None  # over requests: committed / rounds
     length_sum: float | None = None  # over requests: 1 + accepted / draft_rounds
     completion_length_sum: float | None = None  # over requests: completion / rounds
     confidence: tuple[float, ...] | None = None  # [2 * BINS] predictions by bin, then sums of prediction - outcome
 
     @classmethod
     def of_request(cls, **counts: float | tuple[float, ...] | None) -> "Sums":
-        """Counts of one request; fills the two sums over requests from the rest."""
+        """Counts of one request; fills the three sums over requests from the rest."""
         sums = cls(requests=1, **counts)  # type: ignore[arg-type]
-        length = _over(_plus(sums.accepted, sums.draft_rounds), sums.draft_rounds)
-        return sums._with(length_sum=length, completion_length_sum=_over(sums.completion, sums.rounds))
+        return replace(
+            sums,
+            tau_sum=_over(sums.committed, sums.rounds),
+            length_sum=_over(_plus(sums.accepted, sums.draft_rounds), sums.draft_rounds),
+            completion_length_sum=_over(sums.completion, sums.rounds),
+        )
 
     def __add__(self, other: "Sums") -> "Sums":
         values: dict[str, object] = {}
@@ -53,9 +58,6 @@ class Sums:
         if self.confidence is not None and other.confidence is not None:
             values["confidence"] = tuple(a + b for a, b in zip(self.confidence, other.confidence, strict=True))
         return Sums(**values)  # type: ignore[arg-type]
-
-    def _with(self, **changes: float | None) -> "Sums":
-        return Sums(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
 
 
 def total(prompts: Iterable[Sums]) -> Sums:
@@ -122,6 +124,7 @@ DEFINITIONS: dict[str, Definition] = {
             "output tokens / (output tokens - accepted drafts); counts the prefill token and its forward, and takes "
             "every accepted draft for kept, so a round cut at EOS or at the cap makes it too high",
         ),
+        _tau("tau_request", lambda s: (s.tau_sum, s.requests)),
         _tau("aiperf_acceptance_length", lambda s: (s.length_sum, s.requests)),
         _tau("sglang_accept_length_per_request", lambda s: (s.completion_length_sum, s.requests)),
         Definition("alpha_draft", "alpha", lambda s: (s.accepted, s.drafted)),

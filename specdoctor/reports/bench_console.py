@@ -83,8 +83,8 @@ def _arms(result: Json, console: Console) -> None:
     console.print(table)
     _note(
         console,
-        "draft, verify, overhead: shares of the decode time. expected speed-up: tau T(1) / (draft + T(K+1) + overhead), "
-        "the forwards timed bare, between the requests.",
+        "draft, verify, overhead: shares of the decode time. expected speed-up: tau T(1) / (draft + T(K+1) + overhead)"
+        ", the forwards timed bare, between the requests.",
     )
 
 

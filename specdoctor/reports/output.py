@@ -14,6 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from specdoctor.errors import SpecdoctorError
+
 _PIPED_WIDTH = 160
 
 
@@ -54,6 +56,18 @@ def write_json(document: Mapping[str, Any], path: str) -> None:
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def refuse_unwritable(*paths: str | Path | None) -> None:
+    """Raise before a long run if an output file could not be written after it; `-`, empty and None are no files."""
+    for path in paths:
+        if path in (None, "", "-"):
+            continue
+        target = Path(str(path))
+        folder = target.parent
+        if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            why = "is a folder" if target.is_dir() else f"{folder} is no folder that can be written"
+            raise SpecdoctorError(f"{path}: cannot write the result here: {why}; give a file in a folder that exists")
 
 
 def _tolerate_any_character() -> None:

@@ -18,11 +18,14 @@ def confidence_threshold(threshold: float) -> Schedule:
         raise SpecdoctorError(f"--confidence-threshold {threshold}: expected a probability between 0 and 1")
 
     def schedule(sequences: Seq[Sequence], drafts: Seq[Draft]) -> list[Draft]:
-        values = [draft.confidence for draft in drafts if draft.confidence is not None]
-        if len(values) != len(drafts):  # nothing proposed (the context is full)
+        values = [draft.confidence for draft in drafts if draft.confidence is not None]  # an empty draft has none
+        if not values:
             return list(drafts)
-        sure = torch.stack(values) >= threshold  # [R, K]
-        lengths = sure.long().cumprod(-1).sum(-1).tolist()
-        return [draft.prefix(n) for draft, n in zip(drafts, lengths, strict=True)]
+        sure = iter((torch.cat(values) >= threshold).tolist())
+        trimmed = []
+        for draft in drafts:
+            row = [next(sure) for _ in range(0 if draft.confidence is None else len(draft))]
+            trimmed.append(draft.prefix([*row, False].index(False)))
+        return trimmed
 
     return schedule
