@@ -394,6 +394,8 @@ def _changed(path: str, value: Any) -> dict[str, Any]:
         ),
         (_changed("arms.1.tau_step.low", float("nan")), "x.json: arms.1.tau_step.low: found nan, expected a finite"),
         (_changed("arms.1.marginal", []), "x.json: arms.1: found 0 marginal and 2 conditional rates"),
+        ({"kind": "cost-table", "sps": []}, "x.json: sps: found 0 entries, expected at least 1"),
+        ({"sps": [{"rows": 1, "context": 0, "seconds": 0}]}, "x.json: sps.0.seconds: found 0, expected greater than 0"),
         (_changed("prompts.0.rounds", None), "x.json: prompts.0.rounds: found None, expected a valid integer"),
     ],
 )

@@ -32,15 +32,15 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections, norms and rotation of one layer; `hidden` goes in and `out` (default: the same) comes out."""
+    """Projections, norms and rotation of one layer."""
 
-    def __init__(self, shape: AttentionShape, hidden: int, eps: float, out: int | None = None) -> None:
+    def __init__(self, shape: AttentionShape, hidden: int, eps: float) -> None:
         super().__init__()
         self.shape = shape
         self.q_proj = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.bias)
         self.k_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
         self.v_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, out or hidden, bias=shape.bias)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, hidden, bias=shape.bias)
         self.q_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
 

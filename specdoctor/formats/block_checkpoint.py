@@ -63,8 +63,8 @@ def _deepspec(config: JsonConfig, tensors: TensorFolder) -> DraftSpec:
     return DraftSpec(
         family=DEEPSPEC_BLOCK,
         algorithm="dspark" if rank > 0 else "dflash",
-        layers=read_layers(config, sliding_is_causal=False),
-        taps=read_taps(config, "target_layer_ids", lowest=-1),
+        layers=_layers(config, sliding_is_causal=False),
+        taps=_taps(config, "target_layer_ids", lowest=-1),
         block_size=config.positive("block_size"),
         row_offset=1,
         mask_id=config.get("mask_token_id", int),
@@ -80,7 +80,7 @@ def _zlab(config: JsonConfig, tensors: TensorFolder) -> DraftSpec:
     if block < 2:
         raise SpecdoctorError(f"{config.path}: key block_size is {block}, expected 2 or more (row 0 proposes nothing)")
     if config.has("dflash_config.target_layer_ids"):
-        taps = read_taps(config, "dflash_config.target_layer_ids", lowest=0)
+        taps = _taps(config, "dflash_config.target_layer_ids", lowest=0)
     else:
         taps = tuple(
             i + 1 for i in default_taps(config.positive("num_hidden_layers"), config.positive("num_target_layers"))
@@ -88,7 +88,7 @@ def _zlab(config: JsonConfig, tensors: TensorFolder) -> DraftSpec:
     return DraftSpec(
         family=ZLAB_DFLASH,
         algorithm="dflash",
-        layers=read_layers(config, sliding_is_causal=True),
+        layers=_layers(config, sliding_is_causal=True),
         taps=taps,
         block_size=block,
         row_offset=0,
@@ -112,14 +112,14 @@ def _common(config: JsonConfig, tensors: TensorFolder) -> dict[str, Any]:
         "hidden_size": config.positive("hidden_size"),
         "vocab_size": config.positive("vocab_size"),
         "rms_norm_eps": float(config.get("rms_norm_eps", (int, float))),
-        "rope": read_rope(config),
+        "rope": _rope(config),
         "num_target_layers": config.get("num_target_layers", int, None),
         "embed_source": "checkpoint" if "embed_tokens.weight" in tensors else "target",
         "head_source": "checkpoint" if "lm_head.weight" in tensors else "target",
     }
 
 
-def read_taps(config: JsonConfig, key: str, lowest: int) -> tuple[int, ...]:
+def _taps(config: JsonConfig, key: str, lowest: int) -> tuple[int, ...]:
     """Layer-output ids of both writers, to HS indices: id + 1 (id -1 is the embedding output)."""
     ids = config.get(key, list)
     if not ids or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
@@ -129,7 +129,7 @@ def read_taps(config: JsonConfig, key: str, lowest: int) -> tuple[int, ...]:
     return tuple(i + 1 for i in ids)
 
 
-def read_layers(config: JsonConfig, sliding_is_causal: bool) -> tuple[AttentionShape, ...]:
+def _layers(config: JsonConfig, sliding_is_causal: bool) -> tuple[AttentionShape, ...]:
     count = config.positive("num_hidden_layers")
     kinds = config.get("layer_types", list, ["full_attention"] * count)
     if len(kinds) != count or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
@@ -152,7 +152,7 @@ def read_layers(config: JsonConfig, sliding_is_causal: bool) -> tuple[AttentionS
     )
 
 
-def read_rope(config: JsonConfig) -> dict[str, Any]:
+def _rope(config: JsonConfig) -> dict[str, Any]:
     """RoPE settings under either writer's key: `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`."""
     new = config.get("rope_parameters", dict, None)
     old_theta = config.get("rope_theta", (int, float), None)

@@ -47,6 +47,8 @@ class AcceptSettings:
 
     def check(self) -> None:
         """Raise for what cannot be."""
+        for label in self.draft_temperatures or ():
+            _value(self.sampling, label)
         for name, value in (("--precision", self.precision), ("--budget", self.budget)):
             if value is not None and not value > 0:
                 raise SpecdoctorError(f"{name} {value}: expected a number above 0")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from specdoctor.reports.figure_svg import MUTED, PAPER, figure, series_colour, to_svg
 
 _LONGEST_NAME = 40
+_MOST_TICKS = 18
 
 # In the order of a round.
 PHASE_SERIES = {"draft": 0, "schedule": 4, "verify": 1, "accept": 2, "commit": 3, "overhead": 6}
@@ -112,7 +113,7 @@ def histograms(prefix: str, title: str, counts: Sequence[tuple[str, int, Sequenc
             axes.set_title(short_name(name))
             axes.grid(axis="x", visible=False)
             axes.yaxis.set_major_formatter(_percent())
-        grid[-1, 0].set_xticks(range(longest))
+        grid[-1, 0].set_xticks(range(0, longest, 1 + longest // _MOST_TICKS))
         grid[-1, 0].set_xlabel(x_label)
         return to_svg(
             drawn, prefix, f"{title}: " + "; ".join(_histogram_words(name, values) for name, _, values in counts)

@@ -82,6 +82,10 @@ def _first(error: ValidationError) -> str:
     key = ".".join(str(part) for part in problem["loc"]) or "document"
     if problem["type"] == "missing":
         return f"{key}: found no such key, expected one"
+    if problem["type"] == "too_short":
+        return (
+            f"{key}: found {problem['ctx']['actual_length']} entries, expected at least {problem['ctx']['min_length']}"
+        )
     if problem["type"] == "value_error":
         return f"{key}: found {problem['ctx']['error']}"
     wanted = problem["msg"].removeprefix("Input should be ")

@@ -64,7 +64,7 @@ def positions(arms: Sequence[tuple[int, PositionedArm]], prefix: str) -> Section
         ("marginal", "Marginal acceptance", "Drafts 1 to i all accepted, of the rounds that verified draft i."),
         ("conditional", "Conditional acceptance", "Draft i accepted, of the rounds in which those before it were."),
     ):
-        series = [Series(arm.name, style, points(arm.marginal)) for style, arm in arms]
+        series = [Series(arm.name, style, points(getattr(arm, which))) for style, arm in arms]
         svg = figure_curves.curves(
             f"{prefix}-{which}", title, series, "position in the draft", "share accepted", whole_x=True, unit_y=True
         )

@@ -57,9 +57,9 @@ class FindingRow(Row):
 class SpsRow(Row):
     """One target forward: rows carried, tokens of context, seconds."""
 
-    rows: int
+    rows: int = Field(gt=0)
     context: int
-    seconds: float
+    seconds: float = Field(gt=0)
 
 
 class Document(Row):
@@ -89,4 +89,4 @@ class CostDocument(Document):
     target: str = ""
     device: str = ""
     dtype: str = ""
-    sps: list[SpsRow]
+    sps: list[SpsRow] = Field(min_length=1)
