@@ -170,6 +170,8 @@ def check_document() -> dict[str, Any]:
         "command": "check-tokenizer",
         "verdict": "ids-differ",
         "summary": "2 ids differ of 260",
+        "target": {"path": "models/big one", "tokens": 260},
+        "drafter": {"path": "drafts/small", "tokens": 260},
         "findings": [
             {
                 "code": "SD101",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripted_drafter import Oracle
 from tiny_models import tiny_family, tiny_llama, tiny_target, write_drafter
 from transformers import PreTrainedModel
 
 from specdoctor.drafters.load import load_drafter
 from specdoctor.engine import engine as engine_module
-from specdoctor.engine.draft import Draft, chain_parents
 from specdoctor.engine.engine import Engine
 from specdoctor.engine.sampling import Sampling
 from specdoctor.engine.sequence import Sequence
@@ -33,29 +33,6 @@ KINDS: dict[str, dict] = {
         "config_changes": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
     },
 }
-
-
-class Oracle:
-    """A drafter that proposes what it is told: the greedy text itself, wrong from the `misses`-th draft of a round on."""
-
-    name, taps, spec = "oracle", (), None
-
-    def __init__(self, text: list[int], max_draft: int = 4, misses: int = 99) -> None:
-        self.text, self.max_draft, self.misses = text, max_draft, misses
-
-    def begin(self, sequences: list[Sequence]) -> None: ...
-
-    def observe(self, sequences: list[Sequence], taps: torch.Tensor, counts: list[int]) -> None: ...
-
-    def end(self, sequence: Sequence) -> None: ...
-
-    def propose(self, sequences: list[Sequence], budget: int) -> list[Draft]:
-        drafts = []
-        for sequence in sequences:
-            ahead = (self.text[len(sequence.ids) :] + [0] * budget)[:budget]
-            tokens = [token if i < self.misses else (token + 1) % V for i, token in enumerate(ahead)]
-            drafts.append(Draft(torch.tensor(tokens), chain_parents(budget)))
-        return drafts
 
 
 @pytest.fixture(scope="module")
@@ -216,9 +193,7 @@ def test_a_full_neighbour_changes_nothing(tmp_path: Path, temperature: float) ->
         out = {}
         for batch in batches:
             sequences = {
-                n: Sequence(
-                    [i % V for i in range(n)], max_new_tokens=14, sampling=Sampling(temperature, seed=n)
-                )
+                n: Sequence([i % V for i in range(n)], max_new_tokens=14, sampling=Sampling(temperature, seed=n))
                 for n in batch
             }
             decoder.generate(list(sequences.values()))
@@ -305,7 +280,9 @@ def test_an_arm_may_be_fed_by_a_drafter_of_another_dtype(target: Target, tmp_pat
 
 
 @pytest.mark.parametrize("draft_temperature", ["1x", "0.5", "0", "2x"])
-def test_a_warm_drafter_beside_a_greedy_target(target: Target, text: list[int], tmp_path: Path, draft_temperature: str) -> None:
+def test_a_warm_drafter_beside_a_greedy_target(
+    target: Target, text: list[int], tmp_path: Path, draft_temperature: str
+) -> None:
     decoder = Engine(target, load_drafter(write_drafter(tmp_path, vocab=V), target))
     sequence = run(decoder, sampling=Sampling(0.0, draft_temperature=draft_temperature, seed=5))
     assert sequence.ids == text[: len(sequence.ids)]

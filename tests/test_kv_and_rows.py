@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from specdoctor.kernels.attention import HIDDEN, matmul_attention
 from tiny_models import WINDOW, tiny_family, tiny_target
 from torch import Tensor
 
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import COLUMN_BUCKET, PackedRows
 from specdoctor.engine.target import Target
-from specdoctor.kernels.attention import HIDDEN, matmul_attention
 
 CPU = torch.device("cpu")
 HEADS, WIDTH = 2, 4
@@ -201,7 +201,7 @@ def test_spread_and_gather_are_inverse() -> None:
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
 @pytest.mark.parametrize("attention", ["matmul", "sdpa"])
 def test_stale_columns_change_nothing(family: str, attention: str) -> None:
-    """Rejected rows, a slot's earlier owner and its neighbours leave huge values behind; the next forward equals a fresh one."""
+    """Rejected rows, an earlier owner and a neighbour leave huge values behind; the next forward is as fresh."""
     ids = torch.arange(12) * 5 % 64
     fresh = Target(tiny_family(family), attention=attention)
     expected = fresh.forward(PackedRows([fresh.open()], [0], [12], CPU), ids).logits
@@ -296,9 +296,7 @@ def test_a_tree_beside_a_chain_and_the_kept_path_goes_on() -> None:
     target.cache.keep(slots[1], range(14))
     tree, chain = torch.tensor([40, 41, 42, 43, 44, 45, 46]), torch.tensor([50, 51, 52])
     chain_visible = torch.ones(3, 3, dtype=torch.bool).tril()
-    rows = PackedRows(
-        slots, [11, 14], [7, 3], CPU, visible=[visible, chain_visible], depths=[depths, [0, 1, 2]]
-    )
+    rows = PackedRows(slots, [11, 14], [7, 3], CPU, visible=[visible, chain_visible], depths=[depths, [0, 1, 2]])
     logits = target.forward(rows, torch.cat([tree, chain])).logits
     with torch.inference_mode():
         expected = plain(torch.cat([prompts[1], chain])[None], use_cache=False).logits[0, -3:]

@@ -178,7 +178,11 @@ def test_a_draft_that_the_target_excludes_is_never_accepted() -> None:
 def test_no_drafts_at_all() -> None:
     p = torch.tensor([[[0.2, 0.8]], [[1.0, 0.0]]])
     accepted, token = rejection_sampling(
-        p, None, torch.empty(2, 0, dtype=torch.long), torch.zeros(2, dtype=torch.long), torch.empty(2, 0),
+        p,
+        None,
+        torch.empty(2, 0, dtype=torch.long),
+        torch.zeros(2, dtype=torch.long),
+        torch.empty(2, 0),
         torch.tensor([0.5, 0.5]),
     )
     assert accepted.tolist() == [0, 0] and token.tolist() == [1, 0]
@@ -220,7 +224,7 @@ def test_greedy_takes_the_right_branch_of_a_tree() -> None:
 
 
 def test_an_empty_draft_beside_a_sampled_one_takes_nothing_of_its_distribution() -> None:
-    """A scheduler may leave one request without drafts, or the context may be full: q must stay with its own request."""
+    """A scheduler may leave a request without drafts, or the context may be full: q must stay with its own request."""
     sampling = Sampling(1.0, seed=3)
     logits = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     q = torch.full((3, 6), 1 / 6)
@@ -261,8 +265,16 @@ def test_settings_out_of_range_are_one_line(settings: dict, line: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "temperature", "expected"),
-    [("1x", 0.8, 0.8), ("0.5x", 0.8, 0.4), (" 0.5X ", 0.8, 0.4), ("0.3", 0.8, 0.3), ("0", 0.8, 0.0), ("0x", 0.8, 0.0)]
-    + [("0.3", 0.0, 0.3), ("2x", 0.0, 0.0)],
+    [
+        ("1x", 0.8, 0.8),
+        ("0.5x", 0.8, 0.4),
+        (" 0.5X ", 0.8, 0.4),
+        ("0.3", 0.8, 0.3),
+        ("0", 0.8, 0.0),
+        ("0x", 0.8, 0.0),
+        ("0.3", 0.0, 0.3),
+        ("2x", 0.0, 0.0),
+    ],
 )
 def test_draft_temperature_is_absolute_or_a_factor(text: str, temperature: float, expected: float) -> None:
     assert Sampling(temperature, draft_temperature=text).drafting_temperature == pytest.approx(expected)

@@ -115,11 +115,15 @@ def write_drafter(
     seed: int = 7,
     config_changes: dict | None = None,
     drop: tuple[str, ...] = (),
-    own_embedding: bool = True,
+    own_embedding: bool | None = None,
     heads: int = 4,
     inner: int = 96,
 ) -> Path:
-    """A random block drafter in DeepSpec's or z-lab's layout; `taps` are layer-output ids."""
+    """A random block drafter in DeepSpec's or z-lab's layout; `taps` are layer-output ids.
+
+    `own_embedding` puts embedding and head into the file (None: as the family does); `config_changes` may switch the
+    confidence head to the hidden state alone, add biases or change what has no tensor.
+    """
     torch.manual_seed(seed)
     deepspec = family == "deepspec"
     rank = 8 if deepspec and head else 0
@@ -153,8 +157,15 @@ def write_drafter(
     else:
         config["dflash_config"] = {"target_layer_ids": list(taps), "mask_token_id": vocab - 1}
     config |= config_changes or {}
-    source = "checkpoint" if deepspec and own_embedding else "target"
-    shape = AttentionShape(heads=heads, kv_heads=heads // 2, head_dim=16, intermediate_size=inner)
+    source = "checkpoint" if (deepspec if own_embedding is None else own_embedding) else "target"
+    confidence = "hidden+markov" if config.get("confidence_head_with_markov") else "hidden"
+    shape = AttentionShape(
+        heads=heads,
+        kv_heads=heads // 2,
+        head_dim=16,
+        intermediate_size=inner,
+        bias=config.get("attention_bias", False),
+    )
     spec = DraftSpec(
         family=family,
         algorithm="dspark" if rank else "dflash",
@@ -169,7 +180,7 @@ def write_drafter(
         rope={},
         markov=head if rank else None,
         markov_rank=rank,
-        confidence="hidden+markov" if rank else None,
+        confidence=confidence if config.get("enable_confidence_head") else None,
         embed_source=source,
         head_source=source,
     )

@@ -33,7 +33,10 @@ def load_drafter(
     drafter.load_state_dict({_module_name(key): value for key, value in tensors.items()}, strict=True, assign=True)
     drafter.requires_grad_(False)
     drafter.verify_on = target.device
-    drafter.backbone.prepare(checkpoint.spec, choose_attention(where, kind).compute)
+    try:
+        drafter.backbone.prepare(checkpoint.spec, choose_attention(where, kind).compute)
+    except SpecdoctorError as error:
+        raise SpecdoctorError(f"{folder / 'config.json'}: {error}") from None
     return drafter.eval()
 
 

@@ -42,10 +42,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def inverse_frequencies(settings: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
-    """Inverse frequencies [D/2] and the factor on cos and sin of a RoPE type."""
+    """Inverse frequencies [D/2] and the factor on cos and sin of a RoPE type.
+
+    Raises `SpecdoctorError` for a type that is not known here, or whose settings are incomplete.
+    """
+    try:
+        return _by_type(settings, head_dim)
+    except (KeyError, TypeError) as error:
+        what = f"has no {error}" if isinstance(error, KeyError) else f"has a value of the wrong kind ({error})"
+        raise SpecdoctorError(f"the RoPE of type {settings['rope_type']!r} {what}; take rope_parameters over whole") from None
+
+
+def _by_type(settings: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
     kind, theta = settings["rope_type"], settings["rope_theta"]
     exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     inverse = 1.0 / theta**exponent
+    if kind != "proportional" and settings.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise SpecdoctorError(
+            f"partial_rotary_factor is {settings['partial_rotary_factor']}, expected 1 for a rope_type {kind!r}; this "
+            "drafter cannot be run here"
+        )
     if kind == "default":
         return inverse, 1.0
     if kind == "linear":
@@ -77,7 +93,8 @@ def _llama3(inverse: Tensor, settings: dict[str, Any]) -> Tensor:
 def _yarn(inverse: Tensor, settings: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
     """YaRN: interpolate low frequencies, keep high ones; cos and sin grow by the attention factor."""
     original = settings.get("original_max_position_embeddings") or settings["max_position_embeddings"]
-    factor, theta = settings["factor"], settings["rope_theta"]
+    theta = settings["rope_theta"]
+    factor = settings["factor"] or settings["max_position_embeddings"] / original
 
     def dimension(rotations: float) -> float:
         return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
@@ -89,4 +106,11 @@ def _yarn(inverse: Tensor, settings: dict[str, Any], head_dim: int) -> tuple[Ten
     ramp = ((torch.arange(head_dim // 2).float() - low) / max(high - low, 1e-3)).clamp(0, 1)
     inverse = inverse / factor * ramp + inverse * (1 - ramp)
     attention = settings.get("attention_factor")
-    return inverse, float(attention) if attention else 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    if attention is None:
+        one, all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
+        attention = _mscale(factor, one) / _mscale(factor, all_dim) if one and all_dim else _mscale(factor, 1.0)
+    return inverse, float(attention)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -49,8 +49,8 @@ def _attention(
     run.layers_seen.add(layer)
     if mask is not None and mask.data_ptr() != run.no_mask.data_ptr():
         raise SpecdoctorError(
-            f"{type(module).__name__} (layer {layer}) makes an attention mask of its own, which the engine cannot follow; "
-            "use a target with plain or sliding-window causal attention"
+            f"{type(module).__name__} (layer {layer}) makes an attention mask of its own, which the engine cannot "
+            "follow; use a target with plain or sliding-window causal attention"
         )
     k, v = run.cache.write(layer, key[0], value[0], run.rows)
     window = kwargs.get("sliding_window") or run.windows[layer]
@@ -97,8 +97,8 @@ class Target:
         self.layers = _decoder_layers(self.decoder, self.config.num_hidden_layers)
         if "position_ids" not in signature(model.forward).parameters:
             raise SpecdoctorError(
-                f"{self.name}: {type(model).__name__} takes no position_ids, so several sequences cannot share a forward; "
-                "use a target with rotary or learned positions"
+                f"{self.name}: {type(model).__name__} takes no position_ids, so several sequences cannot share a "
+                "forward; use a target with rotary or learned positions"
             )
         self.windows = _windows(self.config)
         self.cache = KVCache(self.device)
@@ -209,12 +209,12 @@ class Target:
         return TargetOutput(logits, states)
 
     def _check_attention(self, run: "_Run") -> None:
-        """A layer with attention code of its own would mix the packed sequences, and nothing but the text would show it."""
+        """A layer with attention code of its own would mix the packed sequences, and only the text would show it."""
         if len(run.layers_seen) < self.num_layers:
             layer = min(set(range(self.num_layers)) - run.layers_seen)
             raise SpecdoctorError(
-                f"{self.name}: layer {layer} of {type(self.model).__name__} does not call transformers' attention interface, "
-                "so it cannot be a target here; use a model whose attention goes through that interface"
+                f"{self.name}: layer {layer} of {type(self.model).__name__} does not call transformers' attention "
+                "interface, so it cannot be a target here; use a model whose attention goes through that interface"
             )
 
     def _hook(self, taps: Seq[int]) -> None:

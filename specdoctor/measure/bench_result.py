@@ -166,6 +166,7 @@ def _costs(
         ).to_json(),
         "verify_share": _pooled(requests, phase("verify"), seed).to_json(),
         "overhead_share": _pooled(requests, _overhead, seed).to_json(),
+        "phases": _phases(requests),
     }
     absent = Estimate.absent("no drafter" if not drafting else "no bare costs were measured").to_json()
     if costs is None or summary.tau_step.value is None:
@@ -199,6 +200,13 @@ def _from_table(run: BenchRun, table: CostTable) -> dict[str, BareCosts]:
             costs.target_block.append(table.target_seconds(verified + 1, context))
             costs.draft.append(table.draft_seconds(arm.name, context))
     return found
+
+
+def _phases(requests: list[RequestRun]) -> dict[str, float]:
+    """Mean seconds a round by the engine's marks, and of the whole round."""
+    records = [record for request in requests for record in request.records]
+    names = dict.fromkeys(name for record in records for name in record.times)
+    return {name: sum(r.times.get(name, 0.0) for r in records) / len(records) for name in names}
 
 
 def _overhead(request: RequestRun) -> tuple[float, float]:

@@ -23,7 +23,7 @@ class Divergence:
     position: int  # of the completion, 0-based
     expected: int  # the baseline's token
     found: int
-    gap: float  # |logit(expected) - logit(found)|, one-row forward
+    gap: float | None  # |logit(expected) - logit(found)|, one-row forward
     noise: float  # largest change of these logits when the same row is run in a block of K + 1
     near_tie: bool
 
@@ -54,7 +54,7 @@ def explain_divergence(
         longer = baseline if len(baseline) > len(found) else found
         ended = -1
         expected, got = (longer[at], ended) if longer is baseline else (ended, longer[at])
-        return Divergence(arm, prompt_id, at, expected, got, float("inf"), 0.0, False)
+        return Divergence(arm, prompt_id, at, expected, got, None, 0.0, False)
     ids = prompt_ids + baseline[:at]
     pair = torch.tensor([baseline[at], found[at]], device=target.device)
     alone = _logits(target, ids, 1)[0, pair].float()

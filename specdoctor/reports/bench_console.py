@@ -146,9 +146,10 @@ def _sentences(result: Json, console: Console) -> None:
         if not difference["near_tie"]:
             text = (
                 f"{difference['arm']}, prompt {difference['prompt_id']}, token {difference['position']}: expected id "
-                f"{difference['expected']}, found {difference['found']}; logit gap {difference['gap']:.3g}, noise "
-                f"{difference['noise']:.3g}"
+                f"{difference['expected']}, found {difference['found']}"
             )
+            if difference["gap"] is not None:
+                text += f"; logit gap {difference['gap']:.3g}, noise {difference['noise']:.3g}"
             _line(console, "differs", text, "red")
     for name, limit in result["limiting_term"].items():
         _line(console, "limit", f"{name}: {limit['sentence']} Try: {limit['advice']}.")

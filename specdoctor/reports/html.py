@@ -15,7 +15,7 @@ from specdoctor.reports.html_definitions import definitions
 from specdoctor.reports.html_documents import load_document, read_document
 from specdoctor.reports.html_facts import command_words, facts
 from specdoctor.reports.html_parts import LegendEntry
-from specdoctor.reports.html_rows import CostDocument, Document, EstimateRow
+from specdoctor.reports.html_rows import CheckDocument, CostDocument, Document, EstimateRow
 from specdoctor.reports.html_sections import sections
 from specdoctor.reports.html_verdict import Verdict, verdict
 
@@ -120,7 +120,13 @@ def _about(document: Document) -> str:
         parts.append("greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}")
     if document.created:
         parts.append(document.created.replace("T", " ").replace("+00:00", " UTC"))
+    if isinstance(document, CheckDocument):
+        parts += [f"{side} {facts['path']}" for side, facts in _sides(document) if "path" in facts]
     return " · ".join(parts) or "a file without settings"
+
+
+def _sides(document: CheckDocument) -> list[tuple[str, dict[str, Any]]]:
+    return [("target", document.target), ("drafter", document.drafter)]
 
 
 def _templates() -> Any:

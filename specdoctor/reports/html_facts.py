@@ -15,7 +15,8 @@ def run_facts(document: Document) -> dict[str, Any]:
     settings = dict(document.settings)
     hashes = settings.pop("prompt_hashes", None)
     return {
-        "command": command_words(document.command),
+        # A check names its subcommand only, which is not what was typed.
+        "command": command_words(document.command) if isinstance(document.command, list) else "",
         "settings": facts(settings),
         "prompts": list(hashes.items()) if isinstance(hashes, Mapping) else [],
         "environment": facts(document.environment),

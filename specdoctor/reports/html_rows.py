@@ -81,6 +81,8 @@ class CheckDocument(Document):
 
     verdict: str
     summary: str | None = None
+    target: dict[str, Any] = Field(default_factory=dict)
+    drafter: dict[str, Any] = Field(default_factory=dict)
 
 
 class CostDocument(Document):
