@@ -40,7 +40,7 @@ bench: venv
 	@echo 'Written: $(SMOKE)/bench.json, $(SMOKE)/records.jsonl. For a real pair see README.md, "bench".'
 
 test: venv
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 10
 
 lint: venv
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdoctor.errors import SpecdoctorError
+
 HIDDEN = -1e30  # as float32; far below any score, far above the overflow of float32
 
 
@@ -79,6 +81,8 @@ def choose_attention(device: torch.device, dtype: torch.dtype, wanted: str = "au
         return AttentionPath("matmul", "asked for", matmul_attention)
     if wanted == "sdpa":
         return AttentionPath("sdpa", "asked for", sdpa_attention)
+    if wanted != "auto":
+        raise SpecdoctorError(f"--attention {wanted}: expected auto, matmul or sdpa")
     if device.type == "cpu":
         reason = (
             "CPU: torch's SDPA in 16-bit plans anew for each KV length"

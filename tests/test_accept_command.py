@@ -202,6 +202,15 @@ def test_precision_budget_and_anchors(prompts: Path, corpora: Path, tmp_path: Pa
     assert arm["what_if"]["tree_coverage"][0]["average"] == "anchor"
 
 
+def test_answers_of_one_token_have_no_rounds(prompts: Path, corpora: Path, tmp_path: Path) -> None:
+    """The first token comes from the prefill: nothing is left to draft for, and nothing may crash."""
+    result, _ = measured(prompts, corpora / "one", tmp_path / "a.json", "--max-new-tokens", 1, "--max-prompts", 3)
+    (arm,) = result["arms"]
+    assert arm["tau_step"] == {"value": None, "low": None, "high": None, "n": 0, "reason": arm["tau_step"]["reason"]}
+    assert "more than one token" in arm["tau_step"]["reason"]
+    assert all(row["expected_rounds"] == 0 for row in result["prompts"])
+
+
 def test_interruption_keeps_what_is_complete(
     prompts: Path, corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

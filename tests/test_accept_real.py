@@ -1,4 +1,4 @@
-"""`accept` against real rollouts on SmolLM2 with the two drafters of real size. Minutes; skipped where they are absent."""
+"""`accept` against real rollouts on SmolLM2 with two drafters of real size. Minutes; skipped where they are absent."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ CHECKPOINTS = Path(__file__).parents[1].parent / "shared" / "checkpoints"
 DRAFTERS = ("dspark-smollm2-135m", "dflash-smollm2-135m")
 CATEGORIES = ("code", "chat", "math")
 PROMPTS, TOKENS = 10, 48  # of each category
-# Twelve comparisons at once: the joint 95 % interval of all of them (Bonferroni) is this much wider than each one's own.
+# Twelve comparisons at once: their joint 95 % interval (Bonferroni) is this much wider than each one's own.
 SIMULTANEOUS = 2.87 / 1.96
 
 pytestmark = [
@@ -48,13 +48,9 @@ def test_tau_agrees_with_rollouts(target: Target, tmp_path: Path, name: str, tem
     tokenizer = load_tokenizer(target.folder)
     prompts = render(load_bundled(CATEGORIES, PROMPTS * len(CATEGORIES)), tokenizer)
     sampling = Sampling(temperature)
-    manifest = Manifest.of(target, template_record(tokenizer), sampling, target.stop_ids, seed=0)
-    settings = AcceptSettings(sampling=sampling, max_new_tokens=TOKENS, what_if=False)
-    run = measure_acceptance(target, {name: drafter}, prompts, Corpus(tmp_path, manifest), settings)
-    (arm,) = run.arms
+    real = {}
     for category in CATEGORIES:
-        mine = [text for text in arm.texts if text.category == category]
-        sequences = [
+        real[category] = [
             Sequence(
                 prompt.ids,
                 max_new_tokens=TOKENS,
@@ -65,7 +61,14 @@ def test_tau_agrees_with_rollouts(target: Target, tmp_path: Path, name: str, tem
             for i, prompt in enumerate(prompts)
             if prompt.category == category
         ]
-        Engine(target, drafter).generate(sequences)
+        Engine(target, drafter).generate(real[category])
+    manifest = Manifest.of(target, template_record(tokenizer), sampling, target.stop_ids, seed=0)
+    settings = AcceptSettings(sampling=sampling, max_new_tokens=TOKENS, what_if=False)
+    run = measure_acceptance(target, {name: drafter}, prompts, Corpus(tmp_path, manifest), settings)
+    (arm,) = run.arms
+    for category in CATEGORIES:
+        mine = [text for text in arm.texts if text.category == category]
+        sequences = real[category]
         ours = AcceptanceFigures(mine, Variant("all", drafter.max_draft), by_round).tau()
         theirs = tau_step([r for s in sequences for r in s.records])
         joint = np.hypot((ours.high - ours.low) / 2, (theirs.high - theirs.low) / 2)

@@ -222,11 +222,11 @@ def test_memory_and_chunks_do_not_change_the_result(
     drafter = load_drafter(write_drafter(tmp_path, vocab=V, head="rnn"), target)
     (sequence,) = rollouts(target, None, {"temperature": 0.8}, 1, 60)
     whole = look(target, drafter, text_of(sequence), 50, sampling=Sampling(0.8), temperatures=(("0.5x", 0.4),))
-    from specdoctor.measure import accept_pass
+    from specdoctor.measure import known_text
 
-    monkeypatch.setattr(accept_pass, "LOGIT_BYTES", 8 * V * 4)
-    monkeypatch.setattr(accept_pass, "SCORE_BYTES", 1)
-    monkeypatch.setattr(accept_pass, "PREFILL_ROWS", 7)
+    monkeypatch.setattr(known_text, "LOGIT_BYTES", 8 * V * 4)
+    monkeypatch.setattr(known_text, "SCORE_BYTES", 1)
+    monkeypatch.setattr(known_text, "PREFILL_ROWS", 7)
     small = look(target, drafter, text_of(sequence), 50, sampling=Sampling(0.8), temperatures=(("0.5x", 0.4),))
     np.testing.assert_allclose(small.accept, whole.accept, atol=1e-5)
     np.testing.assert_allclose(small.by_temperature["0.5x"], whole.by_temperature["0.5x"], atol=1e-5)

@@ -49,13 +49,12 @@ SETTINGS = [
 @pytest.fixture(scope="module", autouse=True)
 def cheap_draws() -> Iterator[None]:
     """Narrow column buckets, one prefill a batch, and no garbage collector walking through the libraries each time."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "COLUMN_BUCKET", 16)
         patch.setattr(engine, "PREFILL_ROWS", 8192)
         yield
-    gc.unfreeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,9 @@ def accept(
     what_if: bool = typer.Option(
         True, help="Curves over K, thresholds, temperatures, rules, trees, vocabularies.", rich_help_panel=EFFORT
     ),
+    confidence: bool = typer.Option(
+        True, help="Follow rejected drafts to judge the confidence head.", rich_help_panel=EFFORT
+    ),
     draft_temperatures: str = typer.Option(
         "", help="Draft temperatures to try: 0,0.5x,0.7x,1x.", rich_help_panel=EFFORT
     ),
@@ -128,6 +131,7 @@ def accept(
         precision=precision,
         budget=budget,
         what_if=what_if,
+        confidence=confidence,
         draft_temperatures=tuple(_words(draft_temperatures)) or None,
         anchors=anchors,
         repeats=repeats,

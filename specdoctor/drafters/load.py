@@ -22,8 +22,8 @@ def load_drafter(
     """
     checkpoint = read_draft(folder)
     _check_pair(checkpoint, target)
-    where = target.device if device == "same" else resolve_device(device)
-    kind = target.dtype if dtype == "same" else resolve_dtype(dtype, where, folder)
+    where = target.device if device == "same" else resolve_device(device, "--draft-device")
+    kind = target.dtype if dtype == "same" else resolve_dtype(dtype, where, folder, "--draft-dtype")
     tensors = {key: value.to(where, kind) for key, value in checkpoint.tensors.items()}
     # A frozen copy of the target's own tensor is shared with it, where device and dtype allow.
     embedding = _shared(tensors.pop("embed_tokens.weight", None), target.embedding.weight, where, kind)

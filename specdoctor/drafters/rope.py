@@ -50,7 +50,9 @@ def inverse_frequencies(settings: dict[str, Any], head_dim: int) -> tuple[Tensor
         return _by_type(settings, head_dim)
     except (KeyError, TypeError) as error:
         what = f"has no {error}" if isinstance(error, KeyError) else f"has a value of the wrong kind ({error})"
-        raise SpecdoctorError(f"the RoPE of type {settings['rope_type']!r} {what}; take rope_parameters over whole") from None
+        raise SpecdoctorError(
+            f"the RoPE of type {settings['rope_type']!r} {what}; take rope_parameters over whole"
+        ) from None
 
 
 def _by_type(settings: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:

@@ -10,8 +10,8 @@ from specdoctor.errors import EnvironmentMissingError, SpecdoctorError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then cpu. Raises when the device asked for is not there."""
+def resolve_device(name: str, option: str = "--device") -> torch.device:
+    """`auto` takes cuda, then mps, then cpu. Raises, naming `option`, when the device asked for is not there."""
     if name == "auto":
         return torch.device(
             "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -19,20 +19,20 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SpecdoctorError(f"--device {name}: expected auto, cpu, cuda, cuda:N or mps") from None
+        raise SpecdoctorError(f"{option} {name}: expected auto, cpu, cuda, cuda:N or mps") from None
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device.type not in there:
-        raise SpecdoctorError(f"--device {name}: expected auto, cpu, cuda, cuda:N or mps")
+        raise SpecdoctorError(f"{option} {name}: expected auto, cpu, cuda, cuda:N or mps")
     if not there[device.type] or (device.index or 0) >= max(1, torch.cuda.device_count()):
-        raise EnvironmentMissingError(f"--device {name}: this machine has no such device for torch {torch.__version__}")
+        raise EnvironmentMissingError(f"{option} {name}: this machine has no such device for torch {torch.__version__}")
     return device
 
 
-def resolve_dtype(name: str, device: torch.device, folder: Path | None = None) -> torch.dtype:
+def resolve_dtype(name: str, device: torch.device, folder: Path | None = None, option: str = "--dtype") -> torch.dtype:
     """`auto`: bfloat16 on an accelerator, else the dtype that the checkpoint's config.json names, else float32."""
     if name != "auto":
         if name not in DTYPES:
-            raise SpecdoctorError(f"--dtype {name}: expected auto, {', '.join(DTYPES)}")
+            raise SpecdoctorError(f"{option} {name}: expected auto, {', '.join(DTYPES)}")
         return DTYPES[name]
     if device.type != "cpu":
         return torch.bfloat16

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from specdoctor.engine.device import resolve_device, resolve_dtype
 from specdoctor.engine.kv import KVCache
@@ -115,14 +115,20 @@ class Target:
         where = resolve_device(device)
         if not sys.stderr.isatty():
             disable_progress_bar()
+        kind = resolve_dtype(dtype, where, folder)
+        verbosity = get_verbosity()
+        set_verbosity_error()  # what its report would say of missing tensors is one line of ours
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=resolve_dtype(dtype, where, folder), local_files_only=True
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=kind, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except Exception as error:  # whatever a broken file makes the many config and model classes raise
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            detail = lines[0] if lines else type(error).__name__
+            detail = " ".join(lines[: 1 + lines[0].endswith(":")]) if lines else type(error).__name__
             raise SpecdoctorError(f"{folder}: transformers cannot load this as a causal LM: {detail}") from error
+        finally:
+            set_verbosity(verbosity)
+        _refuse_incomplete(folder, loaded)
         return cls(model.to(where), folder, attention)
 
     @property
@@ -235,6 +241,21 @@ class Target:
                 )
             else:
                 self.layers[index - 1].register_forward_hook(_tap_hook(self._tapped, index))
+
+
+def _refuse_incomplete(folder: Path, loaded: dict[str, Any]) -> None:
+    """Raise when the checkpoint lacks a tensor or has it in another shape: transformers would fill it at random."""
+    for name, stored, wanted in sorted(loaded["mismatched_keys"]):
+        raise SpecdoctorError(
+            f"{folder}: tensor {name} has shape {list(stored)}, expected {list(wanted)} by its config.json; fetch the "
+            "model again, or mend its config.json"
+        )
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        raise SpecdoctorError(
+            f"{folder}: tensor {missing[0]} is missing ({len(missing)} in all), and its config.json promises it; fetch "
+            "the model again"
+        )
 
 
 def _tap_hook(tapped: dict[int, Tensor], index: int) -> Any:

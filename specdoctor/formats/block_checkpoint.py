@@ -47,6 +47,8 @@ def read_draft(folder: Path) -> DraftCheckpoint:
 
 def _deepspec(config: JsonConfig, tensors: TensorFolder) -> DraftSpec:
     rank = config.get("markov_rank", int)
+    if rank < 0:
+        raise SpecdoctorError(f"{config.path}: key markov_rank is {rank}, expected 0 (no head) or more")
     head = config.get("markov_head_type", str) if rank > 0 else None
     if head is not None and head not in MARKOV_HEADS:
         raise SpecdoctorError(
@@ -137,11 +139,19 @@ def _layers(config: JsonConfig, sliding_is_causal: bool) -> tuple[AttentionShape
             f"{config.path}: key layer_types is {kinds}, expected {count} of full_attention or sliding_attention"
         )
     heads = config.positive("num_attention_heads")
+    kv_heads = config.positive("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise SpecdoctorError(
+            f"{config.path}: key num_key_value_heads is {kv_heads}, expected a divisor of num_attention_heads, {heads}"
+        )
+    act = config.get("hidden_act", str, "silu")
+    if act not in ("silu", "swish"):
+        raise SpecdoctorError(f"{config.path}: key hidden_act is {act!r}, expected 'silu'; this drafter cannot be run here")
     forced = config.get("is_causal", bool, None)  # z-lab: overrides the rule for all layers
     return tuple(
         AttentionShape(
             heads=heads,
-            kv_heads=config.positive("num_key_value_heads", heads),
+            kv_heads=kv_heads,
             head_dim=config.positive("head_dim", config.positive("hidden_size") // heads),
             intermediate_size=config.positive("intermediate_size"),
             bias=config.get("attention_bias", bool, False),

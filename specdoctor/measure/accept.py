@@ -38,6 +38,7 @@ class AcceptSettings:
     draft_tokens: Mapping[str, int] = field(default_factory=dict)  # K by drafter; missing: its most
     confidence_threshold: float | None = None
     what_if: bool = True
+    confidence: bool = True  # follow rejected drafts where the confidence head reads them
     draft_temperatures: tuple[str, ...] | None = None  # None: the usual ones when sampling, none in greedy
     anchors: int | None = None
     repeats: int = 1  # texts of a prompt
@@ -113,31 +114,81 @@ def measure_acceptance(
 ) -> AcceptRun:
     """Measure acceptance of `drafters` on the texts of `prompts`; see the module's contract."""
     settings.check()
-    arms = [_arm(name, drafter, settings) for name, drafter in drafters.items()]
-    run = AcceptRun(target, arms, settings, corpus)
-    passes = [AcceptancePass(target, arm.drafter, settings.sampling, _options(arm, settings)) for arm in arms]
+    run = AcceptRun(target, [_arm(name, drafter, settings) for name, drafter in drafters.items()], settings, corpus)
     wanted = [(prompt, repeat) for prompt in prompts for repeat in range(settings.repeats)]
-    began = time.perf_counter()
+    measuring = _Measuring(run, len(wanted), on_progress)
     try:
-        done = 0
-        while done < len(wanted):
-            group = _next_group(corpus, wanted[done:], settings)
-            for text in _texts(run, group, began):
-                _look(run, passes, text)
-                done += 1
-                if on_progress:
-                    on_progress(_progress(run, done, len(wanted)))
-                if done < len(wanted) and _spent(settings, began):
-                    raise _BudgetSpentError
-            if done < len(wanted) and run.precise:
+        while measuring.done < len(wanted):
+            for text in measuring.texts(_next_group(corpus, wanted[measuring.done :], settings)):
+                measuring.look(text)
+                if measuring.done < len(wanted):
+                    measuring.heed_budget()
+            if measuring.done < len(wanted) and run.precise:
                 run.stopped = "precision"
                 break
     except _BudgetSpentError:
         run.stopped = "budget"
     except KeyboardInterrupt:
         run.stopped = "interrupted"
-    run.seconds = time.perf_counter() - began
+    run.seconds = measuring.elapsed
     return run
+
+
+class _Measuring:
+    """A run on its way: the clock, the passes, and who wants to know."""
+
+    def __init__(self, run: AcceptRun, total: int, on_progress: Callable[[Progress], None] | None) -> None:
+        self.run, self.total, self.done = run, total, 0
+        self._on_progress = on_progress
+        self._began = time.perf_counter()
+        settings = run.settings
+        self._passes = [
+            AcceptancePass(run.target, arm.drafter, settings.sampling, _options(arm, settings)) for arm in run.arms
+        ]
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._began
+
+    def heed_budget(self) -> None:
+        """Leave when time is up and there is something to report."""
+        budget = self.run.settings.budget
+        if budget is not None and self.done and self.elapsed >= budget:
+            raise _BudgetSpentError
+
+    def texts(self, group: Sequence[tuple[Prompt, int]]) -> list[CorpusText]:
+        """The texts of a group, those that are missing written first."""
+        run, start, before = self.run, time.perf_counter(), self.run.corpus.written
+        produced = 0
+
+        def on_tokens(count: int) -> None:
+            nonlocal produced
+            produced += count
+            self.heed_budget()
+            self._tell("writing texts", produced / (time.perf_counter() - start))
+
+        try:
+            lookahead = max(LOOKAHEAD, *(arm.drafter.max_draft for arm in run.arms))
+            return run.corpus.ensure(run.target, group, run.settings.max_new_tokens, lookahead, on_tokens)
+        finally:
+            run.texts_written += run.corpus.written - before
+            run.writing_seconds += time.perf_counter() - start
+
+    def look(self, text: CorpusText) -> None:
+        """Pass over one text with every drafter; it counts for all of them or for none."""
+        results = []
+        for arm, one_pass in zip(self.run.arms, self._passes, strict=True):
+            start = time.perf_counter()
+            results.append(one_pass.run(text, text.length(self.run.settings.max_new_tokens)))
+            arm.seconds += time.perf_counter() - start
+        for arm, result in zip(self.run.arms, results, strict=True):
+            arm.texts.append(result)
+        self.done += 1
+        self._tell("looking at texts", None)
+
+    def _tell(self, what: str, tokens_per_s: float | None) -> None:
+        if self._on_progress:
+            self._on_progress(Progress(self.done, self.total, what, tokens_per_s, None))
 
 
 def _arm(name: str, drafter: BlockDrafter, settings: AcceptSettings) -> AcceptArm:
@@ -152,14 +203,13 @@ def _arm(name: str, drafter: BlockDrafter, settings: AcceptSettings) -> AcceptAr
 
 
 def _options(arm: AcceptArm, settings: AcceptSettings) -> PassOptions:
-    if not settings.what_if:
-        return PassOptions(arm.draft_tokens, arm.draft_tokens, anchors=settings.anchors, seed=settings.seed)
     return PassOptions(
         draft_tokens=arm.draft_tokens,
-        depth=arm.drafter.max_draft,
-        temperatures=_temperatures(settings),
-        tree_width=TREE_WIDTH,
+        depth=arm.drafter.max_draft if settings.what_if else arm.draft_tokens,
+        temperatures=_temperatures(settings) if settings.what_if else (),
+        tree_width=TREE_WIDTH if settings.what_if else 0,
         anchors=settings.anchors,
+        drafted_paths=settings.confidence,
         seed=settings.seed,
     )
 
@@ -187,42 +237,8 @@ def _next_group(
     return group if there or settings.budget is not None else wanted[:BATCH]
 
 
-def _texts(run: AcceptRun, group: Sequence[tuple[Prompt, int]], began: float) -> list[CorpusText]:
-    settings = run.settings
-
-    def on_tokens(count: int) -> None:
-        if run.arms[0].texts and _spent(settings, began):
-            raise _BudgetSpentError
-
-    before, start = run.corpus.written, time.perf_counter()
-    try:
-        lookahead = max(LOOKAHEAD, *(arm.drafter.max_draft for arm in run.arms))
-        return run.corpus.ensure(run.target, group, settings.max_new_tokens, lookahead, on_tokens)
-    finally:
-        run.texts_written += run.corpus.written - before
-        run.writing_seconds += time.perf_counter() - start
-
-
-def _look(run: AcceptRun, passes: Sequence[AcceptancePass], text: CorpusText) -> None:
-    results = []
-    for arm, one_pass in zip(run.arms, passes, strict=True):
-        start = time.perf_counter()
-        results.append(one_pass.run(text, text.length(run.settings.max_new_tokens)))
-        arm.seconds += time.perf_counter() - start
-    for arm, result in zip(run.arms, results, strict=True):
-        arm.texts.append(result)
-
-
 def half_width(tau: Estimate) -> float:
     """Half the interval over the value."""
     if not tau.value or tau.low is None or tau.high is None:
         return float("inf")
     return (tau.high - tau.low) / 2 / tau.value
-
-
-def _spent(settings: AcceptSettings, began: float) -> bool:
-    return settings.budget is not None and time.perf_counter() - began >= settings.budget
-
-
-def _progress(run: AcceptRun, done: int, total: int) -> Progress:
-    return Progress(done, total, "texts", None, None)

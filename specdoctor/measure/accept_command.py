@@ -33,6 +33,7 @@ class AcceptRequest:
     precision: float | None = None
     budget: float | None = None
     what_if: bool = True
+    confidence: bool = True
     draft_temperatures: tuple[str, ...] | None = None
     anchors: int | None = None
     repeats: int = 1
@@ -53,6 +54,7 @@ def run_accept_request(request: AcceptRequest, on_progress: Callable[[Progress],
         precision=request.precision,
         budget=request.budget,
         what_if=request.what_if,
+        confidence=request.confidence,
         seed=request.workload.seed,
     )
     settings.check()

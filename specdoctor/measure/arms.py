@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from transformers import AutoModelForCausalLM, StoppingCriteria
+from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria
 
 from specdoctor.engine.engine import Engine
 from specdoctor.engine.sampling import Sampling
@@ -94,18 +94,22 @@ class HuggingFaceArm:
     def __init__(self, target: Target) -> None:
         assert target.folder is not None
         self.attention, self.model = _fastest_attention(target)
+        self.limit = target.max_positions + 1  # as in the engine: the last position still gives a token
+        # A model may ship penalties, a top-k or stop ids as defaults; both engines must decode alike.
+        self.model.generation_config = GenerationConfig()
 
     def run(self, prompt: Prompt, max_new_tokens: int, sampling: Sampling, stop_ids: frozenset[int]) -> RequestRun:
         device = self.model.device
         ids = torch.tensor([prompt.ids], device=device)
-        options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        options: dict[str, Any] = {"do_sample": False}
         if not sampling.greedy:
             options = {
                 "do_sample": True,
                 "temperature": sampling.temperature,
-                "top_k": sampling.top_k or None,
+                "top_k": sampling.top_k,  # 0 is off; None would be the library's own default of 50
                 "top_p": sampling.top_p,
             }
+        room = self.limit - len(prompt.ids)
         first = _FirstToken(device)
         torch.manual_seed(sampling.seed)
         began = _now(device)
@@ -113,7 +117,7 @@ class HuggingFaceArm:
             out = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=min(max_new_tokens, room),
                 eos_token_id=sorted(stop_ids) or None,
                 pad_token_id=min(stop_ids, default=0),
                 stopping_criteria=[first],
@@ -121,7 +125,9 @@ class HuggingFaceArm:
             )
         ended = _now(device)
         produced = out[0, len(prompt.ids) :].tolist()
-        stopped = "stop" if produced and produced[-1] in stop_ids else "length"
+        stopped = "length" if room >= max_new_tokens else "context"
+        if produced and produced[-1] in stop_ids:
+            stopped = "stop"
         return RequestRun(self.name, prompt.id, prompt.category, produced, first.at - began, ended - first.at, stopped)
 
 

@@ -21,6 +21,8 @@ WARM_UP_TRIES = 6
 STEADY = 0.10  # two warm-ups in a row within this share of each other
 COST_SAMPLES = 8  # per drafter, spread over the run
 
+OTHER_KERNELS = 8  # rows of the forward that stands for the roundings of an arm with kernels of its own
+
 BASELINE = "ar"
 
 
@@ -119,12 +121,12 @@ def _sample_costs(run: BenchRun, batch: list[RequestRun], prompt: Prompt) -> Non
         if not isinstance(arm, EngineArm) or arm.engine.drafter is None:
             continue
         request = next(r for r in batch if r.arm == arm.name)
-        if not request.records:
+        if not request.records or run.target.max_positions <= arm.engine.draft_tokens + 1:
             continue
         # The middle of the answer stands for its context length.
         ids = prompt.ids + request.completion_ids[: len(request.completion_ids) // 2]
         tau = sum(r.committed for r in request.records) / len(request.records)
-        sample_costs(arm.engine, ids, run.costs.setdefault(arm.name, BareCosts()), round(tau))
+        sample_costs(arm.engine, ids, run.costs.setdefault(arm.name, BareCosts()), round(tau), run.settings.sampling(0))
 
 
 def _divergences(run: BenchRun, prompt_ids: dict[str, list[int]]) -> list[Divergence]:
@@ -134,7 +136,7 @@ def _divergences(run: BenchRun, prompt_ids: dict[str, list[int]]) -> list[Diverg
     for arm in run.arms:
         if arm.name == BASELINE:
             continue
-        block = arm.engine.draft_tokens + 1 if isinstance(arm, EngineArm) else 1
+        block = arm.engine.draft_tokens + 1 if isinstance(arm, EngineArm) else OTHER_KERNELS
         for request in run.of(arm.name):
             difference = explain_divergence(
                 run.target,
@@ -144,6 +146,7 @@ def _divergences(run: BenchRun, prompt_ids: dict[str, list[int]]) -> list[Diverg
                 baseline[request.prompt_id],
                 request.completion_ids,
                 block,
+                [(record.verified + 1, record.committed) for record in request.records],
             )
             if difference is not None:
                 found.append(difference)

@@ -114,7 +114,7 @@ def _acceptance(summary: AcceptanceSummary) -> dict[str, Any]:
 
 def _tokens_per_s(requests: Sequence[RequestRun], seed: int) -> Estimate:
     """Decoded tokens (all but the first) per second after the prefill, pooled."""
-    return _pooled(requests, lambda r: (r.decoded, r.decode_seconds), seed)
+    return _pooled([r for r in requests if r.decoded], lambda r: (r.decoded, r.decode_seconds), seed)
 
 
 def _request_tokens_per_s(requests: Sequence[RequestRun], seed: int) -> Estimate:
@@ -160,12 +160,13 @@ def _costs(
         return lambda r: (sum(x.times.get(name, 0.0) for x in r.records), r.decode_seconds)
 
     drafting = arm.engine.drafter is not None
+    decoding = [request for request in requests if request.decoded]  # the others have no round to share out
     row = {
         "draft_share": (
-            _pooled(requests, phase("draft"), seed) if drafting else Estimate.absent("no drafter")
+            _pooled(decoding, phase("draft"), seed) if drafting else Estimate.absent("no drafter")
         ).to_json(),
-        "verify_share": _pooled(requests, phase("verify"), seed).to_json(),
-        "overhead_share": _pooled(requests, _overhead, seed).to_json(),
+        "verify_share": _pooled(decoding, phase("verify"), seed).to_json(),
+        "overhead_share": _pooled(decoding, _overhead, seed).to_json(),
         "phases": _phases(requests),
     }
     absent = Estimate.absent("no drafter" if not drafting else "no bare costs were measured").to_json()

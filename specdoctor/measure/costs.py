@@ -10,6 +10,7 @@ import torch
 
 from specdoctor.engine.engine import Engine
 from specdoctor.engine.rows import PackedRows
+from specdoctor.engine.sampling import Sampling
 from specdoctor.engine.sequence import Sequence
 from specdoctor.measure.cost_table import timed
 
@@ -25,12 +26,13 @@ class BareCosts:
 
 
 @torch.inference_mode()
-def sample_costs(engine: Engine, ids: list[int], costs: BareCosts, kept_rows: int) -> None:
+def sample_costs(engine: Engine, ids: list[int], costs: BareCosts, kept_rows: int, sampling: Sampling) -> None:
     """Add a sample: after `ids`, a forward of 1 row, of K + 1 rows, and a whole draft with `kept_rows` new features."""
     target, drafter = engine.target, engine.drafter
     assert drafter is not None
     K = engine.draft_tokens
-    sequence = Sequence(ids, max_new_tokens=1)
+    ids = ids[: target.max_positions - K - 1]  # the block has to fit behind
+    sequence = Sequence(ids, max_new_tokens=1, sampling=sampling)
     try:
         engine.prefill([sequence])
         assert sequence.slot is not None

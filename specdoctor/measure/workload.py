@@ -139,6 +139,8 @@ def _draft_folders(request: BenchRequest) -> dict[str, Path]:
         named = bool(given) and os.sep not in name
         folder = resolve_model(path if named else text)
         name = name if named else folder.resolve().name
+        if not name:
+            raise SpecdoctorError(f"--draft {text}: no name before the =; write NAME=FOLDER, or the folder alone")
         if name in (BASELINE, "hf") or name in folders:
             raise SpecdoctorError(f"--draft {text}: the arm name {name} is taken; name it with --draft NAME={folder}")
         folders[name] = folder
