@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specdoctor.checks.finding import Finding, Severity
-
 from specdoctor.errors import SpecdoctorError
 
 HEADINGS = ("What it checks", "Why it matters", "How it is measured", "Fix", "References")

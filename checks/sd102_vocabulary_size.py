@@ -27,7 +27,6 @@ pad the smaller embedding with zero rows (and `vocab_size` with it), or cut the 
 from specdoctor.checks.finding import Finding, Severity, counted
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import TokenizerPair
-
 from specdoctor.formats.tokenizer_files import TokenizerSide
 
 _FAULT = "tokenizer.vocab-padding"

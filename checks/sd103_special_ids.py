@@ -28,7 +28,6 @@ turn.
 from specdoctor.checks.finding import Finding, Severity
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import DIFFERENT_FAMILIES, TokenizerPair
-
 from specdoctor.formats.tokenizer_files import SpecialRole, TokenizerSide
 
 _FAULT = "tokenizer.id-map"

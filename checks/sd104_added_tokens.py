@@ -25,7 +25,6 @@ set, if the drafter was trained with that tokenizer.
 from specdoctor.checks.finding import Finding, Severity, counted
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import DIFFERENT_FAMILIES, TokenizerPair
-
 from specdoctor.formats.tokenizer_files import TokenizerSide
 from specdoctor.formats.vocabulary import AddedToken, Vocabulary, is_unused_slot
 

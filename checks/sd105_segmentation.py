@@ -28,7 +28,6 @@ knows the model's pre-tokenizer (`tokenizer.ggml.pre`).
 from specdoctor.checks.finding import Finding, Severity
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import DIFFERENT_FAMILIES, TokenizerPair
-
 from specdoctor.formats.vocabulary import Vocabulary, show
 
 _EXAMPLES = 6

@@ -29,7 +29,6 @@ from difflib import SequenceMatcher
 from specdoctor.checks.finding import Finding, Severity
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import DIFFERENT_FAMILIES, TokenizerPair
-
 from specdoctor.formats.chat_template import Refusal
 
 _SHOWN_TOKENS = 8

@@ -31,7 +31,6 @@ from specdoctor.checks.draft_map import DraftMap
 from specdoctor.checks.finding import Finding, Severity, counted
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import TokenizerPair
-
 from specdoctor.formats.tensor_headers import TensorPlace, read_integers
 
 if TYPE_CHECKING:

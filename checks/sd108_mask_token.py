@@ -29,7 +29,6 @@ from typing import Any
 from specdoctor.checks.finding import Finding, Severity
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_pair import TokenizerPair
-
 from specdoctor.formats.model_facts import Declared
 from specdoctor.formats.tensor_headers import TensorPlace, read_row
 from specdoctor.formats.vocabulary import is_unused_slot

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from specdoctor import __version__
 from specdoctor.checks.finding import by_severity, counted
 from specdoctor.checks.registry import Check, family, run_checks
 from specdoctor.checks.tokenizer_pair import DIFFERENT_FAMILIES, IDENTICAL, IDS_DIFFER, TokenizerPair, rows_of
-
-from specdoctor import __version__
 from specdoctor.formats.json_file import collection_paused
 from specdoctor.formats.tokenizer_files import TokenizerSide
 

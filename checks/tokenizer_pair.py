@@ -11,7 +11,6 @@ from pathlib import Path
 
 from specdoctor.checks.text_sample import TextSample, bundled_sample
 from specdoctor.checks.token_table import Speech, TokenTable
-
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.chat_template import Refusal, render_all
 from specdoctor.formats.tokenizer_files import TokenizerSide, read_side

@@ -137,8 +137,8 @@ def test_a_real_process_prints_that_line_alone(target_folder: Path, prompts: Pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.USAGE and done.stdout == ""
     assert done.stderr == (
-        f"specdoctor: {folder}: tensor lm_head.weight is missing (1 in all), and its config.json promises it; fetch the "
-        "model again\n"
+        f"specdoctor: {folder}: tensor lm_head.weight is missing (1 in all), and its config.json promises it; fetch "
+        "the model again\n"
     )
 
 
@@ -223,10 +223,21 @@ BROKEN_DRAFTERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "two thetas": (config(rope_theta=5e5), "rope_parameters.rope_theta is 10000.0 but rope_theta is 500000.0"),
     "no theta": (config(rope_parameters=None), "neither rope_parameters.rope_theta nor rope_theta is there"),
 }
-NEEDED = (
-    "hidden_size,vocab_size,num_hidden_layers,num_attention_heads,intermediate_size,rms_norm_eps,block_size,"
-    "target_layer_ids,mask_token_id,markov_rank,markov_head_type,enable_confidence_head,confidence_head_with_markov"
-).split(",")
+NEEDED = [
+    "hidden_size",
+    "vocab_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "rms_norm_eps",
+    "block_size",
+    "target_layer_ids",
+    "mask_token_id",
+    "markov_rank",
+    "markov_head_type",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+]
 
 
 @pytest.mark.parametrize("name", BROKEN_DRAFTERS)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_tokenizers as tiny
+from typer.testing import CliRunner
+
 from specdoctor.checks import registry
 from specdoctor.checks.registry import Check
 from specdoctor.checks.tokenizer_examination import examine_tokenizers
 from specdoctor.checks.tokenizer_pair import TokenizerPair
-from typer.testing import CliRunner
-
 from specdoctor.cli.app import app
 from specdoctor.formats.tokenizer_files import TokenizerSide
 from specdoctor.formats.tokenizer_json import vocabulary_from_data

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+
 from specdoctor.checks.text_sample import bundled_sample
 from specdoctor.checks.tokenizer_examination import examine_tokenizers
 from specdoctor.checks.tokenizer_pair import TokenizerPair
-
 from specdoctor.errors import EnvironmentMissingError
 from specdoctor.formats.sources import resolve_model
 from specdoctor.formats.text_encoder import encoder_from_tokenizer_json
@@ -35,7 +35,10 @@ def serious(document: dict[str, Any]) -> list[tuple[str, str]]:
 def fetched(command: list[str], folder: Path) -> None:
     if shutil.which(command[0]) is None:
         pytest.skip(f"no {command[0]} here")
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180)
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{' '.join(command)}: no answer within 3 minutes")
     if done.returncode:
         pytest.skip(f"{' '.join(command)}: {done.stderr.strip()[-200:]}")
 

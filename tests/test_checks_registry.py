@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specdoctor.checks.finding import Finding, Severity, by_severity, counted
-from specdoctor.checks.registry import HEADINGS, Check, family, load, modules, run_checks
 from typer.testing import CliRunner
 
+from specdoctor.checks.finding import Finding, Severity, by_severity, counted
+from specdoctor.checks.registry import HEADINGS, Check, family, load, modules, run_checks
 from specdoctor.cli.app import app
 from specdoctor.errors import SpecdoctorError
 

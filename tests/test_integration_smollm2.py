@@ -1,4 +1,4 @@
-"""The real pair: SmolLM2-135M with a DSpark and a DFlash drafter of real size. Minutes; skipped where they are absent."""
+"""The real pair: SmolLM2-135M with a DSpark and a DFlash drafter of real size. Minutes; skipped where absent."""
 
 import json
 from pathlib import Path

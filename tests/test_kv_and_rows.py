@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from specdoctor.kernels.attention import HIDDEN, matmul_attention
 from tiny_models import WINDOW, tiny_family, tiny_target
 from torch import Tensor
 
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import COLUMN_BUCKET, PackedRows
 from specdoctor.engine.target import Target
+from specdoctor.kernels.attention import HIDDEN, matmul_attention
 
 CPU = torch.device("cpu")
 HEADS, WIDTH = 2, 4

@@ -13,10 +13,10 @@ import pytest
 import sentencepiece
 import tiny_tokenizers as tiny
 from safetensors.numpy import save_file
-from specdoctor.checks.text_sample import bundled_sample
-from specdoctor.checks.tokenizer_examination import examine_tokenizers
 from tokenizers import Tokenizer
 
+from specdoctor.checks.text_sample import bundled_sample
+from specdoctor.checks.tokenizer_examination import examine_tokenizers
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.chat_template import Refusal, render_all
 from specdoctor.formats.gguf_header import GgufHeader

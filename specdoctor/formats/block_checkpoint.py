@@ -146,7 +146,9 @@ def _layers(config: JsonConfig, sliding_is_causal: bool) -> tuple[AttentionShape
         )
     act = config.get("hidden_act", str, "silu")
     if act not in ("silu", "swish"):
-        raise SpecdoctorError(f"{config.path}: key hidden_act is {act!r}, expected 'silu'; this drafter cannot be run here")
+        raise SpecdoctorError(
+            f"{config.path}: key hidden_act is {act!r}, expected 'silu'; this drafter cannot be run here"
+        )
     forced = config.get("is_causal", bool, None)  # z-lab: overrides the rule for all layers
     return tuple(
         AttentionShape(
