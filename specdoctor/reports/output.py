@@ -38,7 +38,10 @@ def result_table(console: Console, title: str, *columns: str, left: int = 1) -> 
     lines = box.SIMPLE_HEAD if console.is_terminal and not console.no_color else None
     table = Table(title=title, title_justify="left", title_style="bold", box=lines, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+        if index < left:  # on a narrow terminal names fold, numbers are never cut
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
