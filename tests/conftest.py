@@ -4,6 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples on every run, and no limit on how long one may take: a busy machine must not fail a test.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 torch.set_num_threads(1)  # tiny models: threads only cost
 

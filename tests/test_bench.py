@@ -5,55 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from bench_runs import DFLASH, GOLDEN, VANILLA, ZLAB, arm, bench, invoke, records, write_prompts
 from tiny_models import tiny_target
-from typer.testing import CliRunner, Result
 
-from specdoctor.cli.app import app
 from specdoctor.engine.engine import Engine
-from specdoctor.engine.target import Target, TargetOutput
-from specdoctor.engine.verify import Verdict
+from specdoctor.engine.target import Target
 from specdoctor.errors import ExitCode
-from specdoctor.measure.arms import EngineArm, HuggingFaceArm
-
-GOLDEN = Path(__file__).parent / "data" / "golden"
-VANILLA, DFLASH, ZLAB = GOLDEN / "deepspec-dspark-vanilla", GOLDEN / "deepspec-dflash", GOLDEN / "zlab-dflash"
+from specdoctor.measure.arms import EngineArm
 
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    rows = json.loads((DFLASH / "expected_greedy.json").read_text())["prompts"]
-    lines = [
-        json.dumps({"id": f"p{i}", "prompt_ids": row["prompt_ids"], "category": "even" if i % 2 == 0 else "odd"})
-        for i, row in enumerate(rows[:3])
-    ]
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def invoke(prompts: Path, *more: object, target: Path = GOLDEN / "target") -> Result:
-    arguments = ["bench", "--target", target, "--prompts", prompts, "--max-new-tokens", 14, "--dtype", "float32", *more]
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def bench(
-    prompts: Path, *more: object, code: ExitCode = ExitCode.OK, target: Path = GOLDEN / "target"
-) -> dict[str, Any]:
-    """Run, and read the JSON that it wrote."""
-    path = prompts.parent / "result.json"
-    result = invoke(prompts, *more, "--json", path, target=target)
-    assert result.exit_code == code, result.output
-    return json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-
-
-def arm(result: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(row for row in result["arms"] if row["name"] == name)
-
-
-def records(path: Path, name: str | None = None) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [row for row in rows if name in (None, row["arm"])]
+    return write_prompts(tmp_path)
 
 
 # The JSON -------------------------------------------------------------------------------------------------------------
@@ -363,88 +326,12 @@ def test_interrupted_it_still_prints_a_report(prompts: Path, monkeypatch: pytest
     assert "Traceback" not in result.output
 
 
-# Faults that it must find ---------------------------------------------------------------------------------------------
+def test_interrupted_while_it_explains_differences(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is decoded by then, and a second Ctrl-C must not lose it."""
 
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
 
-def test_a_planted_wrong_token_is_a_mismatch(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that commits one wrong token where drafts are verified: exit 1, and no excuse by rounding."""
-    from specdoctor.engine import engine as module
-
-    honest, done = module.verify, []
-
-    def faulty(sequences: list, drafts: list, logits: torch.Tensor) -> list[Verdict]:
-        verdicts = honest(sequences, drafts, logits)
-        if len(drafts[0]) and sequences[0].prompt_id == "p1" and len(sequences[0].records) == 2:
-            token = (verdicts[0].tokens[-1] + 1) % 256
-            verdicts[0].tokens[-1] = token
-            done.append(token)
-        return verdicts
-
-    monkeypatch.setattr(module, "verify", faulty)
-    result = bench(prompts, "--draft", VANILLA, code=ExitCode.FINDINGS)
-    row = arm(result, VANILLA.name)
-    assert done and row["greedy_mismatches"] == 1 and row["near_ties"] == 0
-    (difference,) = result["divergences"]
-    assert (difference["arm"], difference["prompt_id"]) == (VANILLA.name, "p1")
-    assert difference["found"] == done[-1] and not difference["near_tie"]
-    assert difference["gap"] > difference["noise"]
-    shown = invoke(prompts, "--draft", VANILLA)
-    assert shown.exit_code == ExitCode.FINDINGS
-    assert "2 of 3 texts equal ar token for token, 1 DIFFER" in shown.stdout
-    assert f"{VANILLA.name}, prompt p1, token " in shown.stdout
-
-
-def test_a_text_that_ends_too_early_is_a_mismatch(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = Engine._commit
-
-    def faulty(self: Engine, sequences: list, verdicts: list) -> list:
-        out = commit(self, sequences, verdicts)
-        if self.drafter is not None and sequences[0].prompt_id == "p0":
-            sequences[0].stop_reason = "stop"
-        return out
-
-    monkeypatch.setattr(Engine, "_commit", faulty)
-    result = bench(prompts, "--draft", VANILLA, code=ExitCode.FINDINGS)
-    (difference,) = result["divergences"]
-    assert difference["gap"] is None and difference["found"] == -1 and not difference["near_tie"]
-    assert invoke(prompts, "--draft", VANILLA).exit_code == ExitCode.FINDINGS
-
-
-def test_near_ties_are_counted_apart_and_are_no_finding(
-    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twin tokens of equal logits, and a forward over several rows that rounds the second twin up."""
-    model = Target.load(GOLDEN / "target", "cpu", "float32").model
-    with torch.no_grad():
-        head = model.get_output_embeddings().weight
-        head[1::2] = head[0::2]
-    model.save_pretrained(tmp_path / "twins")
-    forward = Target.forward
-
-    def rounding(self: Target, rows: Any, input_ids: torch.Tensor, **more: Any) -> TargetOutput:
-        output = forward(self, rows, input_ids, **more)
-        if len(input_ids) > 1 and more.get("logit_rows") is None:
-            output.logits[:, 1::2] += 1e-4
-        return output
-
-    monkeypatch.setattr(Target, "forward", rounding)
-    result = bench(prompts, "--draft", VANILLA, target=tmp_path / "twins")
-    row = arm(result, VANILLA.name)
-    assert row["near_ties"] == 3 and row["greedy_mismatches"] == 0
-    assert all(d["near_tie"] and d["gap"] <= d["noise"] for d in result["divergences"])
-    shown = invoke(prompts, "--draft", VANILLA, target=tmp_path / "twins")
-    assert shown.exit_code == 0 and "3 part at a near tie" in shown.stdout
-
-
-def test_a_mismatch_of_the_hugging_face_arm_is_told_apart_too(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = HuggingFaceArm.run
-
-    def faulty(self: HuggingFaceArm, *arguments: Any) -> Any:
-        request = run(self, *arguments)
-        request.completion_ids[5] = (request.completion_ids[5] + 1) % 256
-        return request
-
-    monkeypatch.setattr(HuggingFaceArm, "run", faulty)
-    result = bench(prompts, "--hf-baseline", code=ExitCode.FINDINGS)
-    assert arm(result, "hf")["greedy_mismatches"] == 3
-    assert all(d["noise"] > 0 or d["gap"] > 0 for d in result["divergences"])
+    monkeypatch.setattr("specdoctor.measure.bench.explain_divergence", interrupted)
+    result = bench(prompts, "--draft", VANILLA, code=ExitCode.INTERRUPTED)
+    assert result["interrupted"] and len(result["prompts"]) == 6

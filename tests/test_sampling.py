@@ -7,7 +7,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specdoctor.engine.draft import Draft, chain_parents
-from specdoctor.engine.sampling import Sampling, probabilities, sample
+from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
 from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.verify import rejection_sampling, verify
 from specdoctor.errors import SpecdoctorError
@@ -112,6 +112,11 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn_at_their_rate() -> None:
     inside = 1 - 0.5 * 5e-6 / float(total)
     below = 1 - 1.5 * 5e-6 / float(total)
     assert sample(p.expand(2, -1), torch.tensor([inside, below], dtype=torch.float64)).tolist() == [199_999, 199_998]
+
+
+def test_no_float64_where_there_is_none() -> None:
+    assert widest_float(torch.device("mps")) == torch.float32
+    assert widest_float(torch.device("cpu")) == widest_float(torch.device("cuda")) == torch.float64
 
 
 # rejection_sampling ---------------------------------------------------------------------------------------------------

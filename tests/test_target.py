@@ -85,6 +85,22 @@ def test_sdpa_path_equals_the_matmul_path(family: str) -> None:
     assert_close(outputs[1], outputs[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma2", "Mistral"])
+def test_half_precision_is_close_and_finite(family: str, attention: str, dtype: torch.dtype) -> None:
+    """Hidden columns, of short requests beside long ones, hold the lowest number of the type and never -inf."""
+    ids = some_ids((37, 1, 70))
+    outputs = []
+    for kind in (torch.float32, dtype):
+        target = Target(tiny_family(family).to(kind), attention=attention)
+        rows = PackedRows([target.open() for _ in ids], [0, 0, 0], [37, 1, 70], target.device)
+        outputs.append(target.forward(rows, torch.cat(ids)).logits.float())
+    assert torch.isfinite(outputs[1]).all()
+    error = float((outputs[1] - outputs[0]).abs().max() / outputs[0].abs().max())
+    assert error < (0.02 if dtype == torch.float16 else 0.12)
+
+
 def test_raw_final_state_becomes_the_normed_one_by_the_models_own_norm() -> None:
     target = Target(tiny_llama())
     rows = PackedRows([target.open()], [0], [9], target.device)

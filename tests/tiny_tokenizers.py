@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,20 @@ def gguf_file(path: Path, rows: int = ROWS, **extra: Any) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def large_pair(folder: Path, size: int) -> tuple[Path, Path]:
+    """Two byte-level BPE of `size` tokens with twice as many merges, as large as the largest public ones.
+
+    They differ in two ids and in the normaliser: the slowest case, both are parsed whole and both encode.
+    """
+    chooser, vocab = random.Random(1), base_vocab()
+    while len(vocab) < size:
+        word = "".join(chooser.choices("etaoinshrdlucmfwypvbgkjqxz", k=chooser.randrange(4, 11)))
+        vocab.setdefault("Ġ" * chooser.randrange(2) + word, len(vocab))
+    merges = [" ".join(pair) for pair in MERGES if {*pair, "".join(pair)} <= vocab.keys()]
+    merges += [f"{piece[:half]} {piece[half:]}" for piece in list(vocab)[BASE:] for half in (2, 3)]
+    data = tokenizer_json((), model={"type": "BPE", "vocab": vocab, "merges": merges})
+    target = write(folder / "target" / "tokenizer.json", data)
+    vocab["Ġthe"], vocab["ing"] = vocab["ing"], vocab["Ġthe"]
+    return target, write(folder / "drafter" / "tokenizer.json", {**data, "normalizer": {"type": "NFC"}})

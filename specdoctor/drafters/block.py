@@ -14,7 +14,7 @@ from specdoctor.drafters.backbone import Backbone
 from specdoctor.drafters.heads import HEADS, ConfidenceHead
 from specdoctor.engine.draft import Draft, chain_parents
 from specdoctor.engine.rows import PackedRows
-from specdoctor.engine.sampling import Sampling, probabilities, sample
+from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
 from specdoctor.engine.sequence import Sequence
 from specdoctor.formats.spec import DraftSpec
 
@@ -52,7 +52,9 @@ class BlockDrafter(nn.Module):
         cache = self.backbone.cache
         slots = [s.drafter_state for s in sequences]
         rows = PackedRows(slots, [cache.lengths[slot] for slot in slots], counts, self.device)
-        self.backbone.add_context(taps.to(self.head, non_blocking=True), rows)
+        # Only towards an accelerator: a copy to the host that does not block may be read before it is there.
+        taps = taps.to(self.head, non_blocking=self.device.type != "cpu")
+        self.backbone.add_context(taps, rows)
         for slot, count in zip(slots, counts, strict=True):
             cache.keep(slot, range(count))
 
@@ -63,7 +65,8 @@ class BlockDrafter(nn.Module):
         temperature = sampling.drafting_temperature
         uniforms = None
         if temperature > 0:
-            uniforms = torch.stack([s.uniforms(budget) for s in sequences]).to(self.device, non_blocking=True)
+            uniforms = torch.stack([s.uniforms(budget) for s in sequences])
+            uniforms = uniforms.to(self.device, widest_float(self.device), non_blocking=True)
         tokens, probs = self.choose(anchors, hidden, self.base_logits(hidden), sampling, uniforms)
         confidence = self.confidences(anchors, hidden, tokens)
         return _drafts(*(None if x is None else x.to(self.verify_on) for x in (tokens, probs, confidence)))

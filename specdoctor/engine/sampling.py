@@ -81,12 +81,17 @@ def probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: flo
     return probs
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """Dtype of running sums and of the uniform numbers beside them: float64, which Apple's GPUs do not have."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def sample(probs: Tensor, uniform: Tensor) -> Tensor:
     """Draw one id [...] from each row of `probs` [..., V] (any scale) with the uniform numbers [...] given.
 
     The running sum is kept in float64 where the device has it: float32 would round away rare tokens of a large V.
     """
-    wide = torch.float32 if probs.device.type == "mps" else torch.float64
+    wide = widest_float(probs.device)
     cdf = probs.to(wide).cumsum(-1)
     total = cdf[..., -1:]
     # Below the total even where rounding makes `uniform` 1: beyond it lies a last token of perhaps no probability.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdoctor.engine.draft import Draft
-from specdoctor.engine.sampling import probabilities, sample
+from specdoctor.engine.sampling import probabilities, sample, widest_float
 from specdoctor.engine.sequence import Sequence
 
 
@@ -65,8 +65,8 @@ def _chain_rejection(sequences: Seq[Sequence], drafts: Seq[Draft], logits: Tenso
     lengths = [len(draft) for draft in drafts]
     # Each request takes just what it needs from its stream, so its text does not depend on its neighbours.
     drawn = [sequence.uniforms(n + 1) for sequence, n in zip(sequences, lengths, strict=True)]
-    accept_uniform = _padded([u[:-1] for u in drawn], K).to(device)
-    next_uniform = torch.stack([u[-1] for u in drawn]).to(device)
+    accept_uniform = _padded([u[:-1] for u in drawn], K).to(device, widest_float(device))
+    next_uniform = torch.stack([u[-1] for u in drawn]).to(device, widest_float(device))
     p = p.view(R, K + 1, V) if min(lengths) == K else _padded(p.split([n + 1 for n in lengths]), K + 1)
     tokens = _padded([draft.tokens for draft in drafts], K)  # [R, K]
     q = None

@@ -100,7 +100,10 @@ def run_bench(
     except KeyboardInterrupt:
         run.interrupted = True
     if settings.temperature == 0:
-        run.divergences = _divergences(run, {prompt.id: prompt.ids for prompt in prompts})
+        try:
+            _find_divergences(run, {prompt.id: prompt.ids for prompt in prompts})
+        except KeyboardInterrupt:  # explaining them may take long; what was decoded is not lost for that
+            run.interrupted = True
     return run
 
 
@@ -129,10 +132,9 @@ def _sample_costs(run: BenchRun, batch: list[RequestRun], prompt: Prompt) -> Non
         sample_costs(arm.engine, ids, run.costs.setdefault(arm.name, BareCosts()), round(tau), run.settings.sampling(0))
 
 
-def _divergences(run: BenchRun, prompt_ids: dict[str, list[int]]) -> list[Divergence]:
+def _find_divergences(run: BenchRun, prompt_ids: dict[str, list[int]]) -> None:
     """Where greedy text differs from the baseline's, and whether a near tie explains it."""
     baseline = {request.prompt_id: request.completion_ids for request in run.of(BASELINE)}
-    found: list[Divergence] = []
     for arm in run.arms:
         if arm.name == BASELINE:
             continue
@@ -149,8 +151,7 @@ def _divergences(run: BenchRun, prompt_ids: dict[str, list[int]]) -> list[Diverg
                 [(record.verified + 1, record.committed) for record in request.records],
             )
             if difference is not None:
-                found.append(difference)
-    return found
+                run.divergences.append(difference)
 
 
 def _progress(run: BenchRun, batch: list[RequestRun], total: int, arm: str) -> Progress:
