@@ -148,7 +148,8 @@ def test_sampling_with_repeats_temperatures_and_costs(prompts: Path, corpora: Pa
     assert (arm["requests"], len(result["prompts"])) == (12, 6)
     assert all(row["requests"] == 2 for row in result["prompts"])
     curves = arm["what_if"]
-    assert [row["draft_temperature"] for row in curves["draft_temperature"]] == ["0", "0.5x"], "1x is the run's own"
+    assert [row["draft_temperature"] for row in curves["draft_temperature"]] == ["0", "0.5x", "1x"]
+    assert curves["draft_temperature"][2]["tau_step"] == arm["tau_step"], "1x is the run's own"
     for row in curves["draft_tokens"]:
         seconds = 0.004 + {1: 0.042}.get(row["K"], 0.042 + 0.003 * (row["K"] - 1))
         assert row["tokens_per_s"]["value"] == pytest.approx(row["tau_step"]["value"] / seconds)

@@ -49,7 +49,7 @@ class AcceptSettings:
     def check(self) -> None:
         """Raise for what cannot be."""
         for label in self.draft_temperatures or ():
-            _value(self.sampling, label)
+            draft_temperature(self.sampling, label)
         for name, value in (("--precision", self.precision), ("--budget", self.budget)):
             if value is not None and not value > 0:
                 raise SpecdoctorError(f"{name} {value}: expected a number above 0")
@@ -220,11 +220,12 @@ def _temperatures(settings: AcceptSettings) -> tuple[tuple[str, float], ...]:
     labels = settings.draft_temperatures
     if labels is None:
         labels = () if sampling.greedy else DRAFT_TEMPERATURES
-    values = {label: _value(sampling, label) for label in labels}
+    values = {label: draft_temperature(sampling, label) for label in labels}
     return tuple((label, value) for label, value in values.items() if value != sampling.drafting_temperature)
 
 
-def _value(sampling: Sampling, label: str) -> float:
+def draft_temperature(sampling: Sampling, label: str) -> float:
+    """Value of a draft temperature such as 0.5 or 0.7x beside the target's."""
     return Sampling(sampling.temperature, draft_temperature=label).drafting_temperature
 
 

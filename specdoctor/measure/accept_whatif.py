@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specdoctor.measure.accept import TREE_WIDTH, AcceptArm, AcceptSettings
+from specdoctor.measure.accept import TREE_WIDTH, AcceptArm, AcceptSettings, draft_temperature
 from specdoctor.metrics.accept_summary import NO_ANCHORS, SAMPLED, by_anchor, by_round
 from specdoctor.metrics.estimate import Estimate
 from specdoctor.metrics.renewal import length_rules
@@ -33,14 +33,14 @@ def what_if(arm: AcceptArm, settings: AcceptSettings, cost: RoundCost | None) ->
     if arm.drafter.confidence is not None:
         groups["confidence_threshold"] = [Variant(f"c>={t}", arm.draft_tokens, t) for t in THRESHOLDS]
         groups["cumulative_threshold"] = [Variant(f"prod c>={t}", arm.draft_tokens, t, True) for t in THRESHOLDS]
-    groups["draft_temperature"] = [
-        Variant(label, arm.draft_tokens, arm.variant.threshold, temperature=label) for label in texts[0].by_temperature
-    ]
+    groups["draft_temperature"] = _temperatures(arm, settings)
     groups["vocabulary"] = _vocabularies(texts, arm)
     totals = iter(follow(texts, [variant for group in groups.values() for variant in group]))
     rows = {
         name: [_row(variant, next(totals), cost, seed) for variant in variants] for name, variants in groups.items()
     }
+    for row in rows["draft_temperature"]:
+        row.setdefault("draft_temperature", settings.sampling.draft_temperature)  # the run's own
     rows["vocabulary"] = _paired_ceilings(rows["vocabulary"], texts, arm)
     rules = [
         {"rule": rule.name, "formula": rule.formula} | _figures(follow_rule(texts, rule), cost, seed)
@@ -50,6 +50,16 @@ def what_if(arm: AcceptArm, settings: AcceptSettings, cost: RoundCost | None) ->
     if cost is not None:
         result["best_K"] = _best_length(rows["draft_tokens"], cost)
     return result
+
+
+def _temperatures(arm: AcceptArm, settings: AcceptSettings) -> list[Variant]:
+    """The draft temperatures that were tried and the run's own among them, rising; none if there was nothing to try."""
+    sampling = settings.sampling
+    values = {label: draft_temperature(sampling, label) for label in arm.texts[0].by_temperature}
+    if not values:
+        return []
+    rising = sorted([*values.items(), (None, sampling.drafting_temperature)], key=lambda pair: pair[1])
+    return [Variant(str(label), arm.draft_tokens, arm.variant.threshold, temperature=label) for label, _ in rising]
 
 
 def _row(variant: Variant, totals: Totals, cost: RoundCost | None, seed: int) -> dict[str, Any]:
@@ -146,6 +156,7 @@ def _paired_ceilings(
         out.append(
             {
                 "vocabulary": limit,
+                "ids_counted": int(np.isfinite(ranks).sum(axis=1).min()),
                 "coverage": inside / total if total else None,
                 "tau_step": floor["tau_step"],
                 "tau_ceiling": ceiling["tau_step"],

@@ -169,11 +169,12 @@ def _vocabularies(curves: Json, arm: Json, console: Console) -> None:
     rows = curves.get("vocabulary")
     if not rows:
         return
-    columns = ("most frequent", "coverage", "tau_step", "tau ceiling")
+    columns = ("most frequent", "ids counted", "coverage", "tau_step", "tau ceiling")
     table = result_table(console, f"What if: draft vocabulary ({arm['name']})", *columns)
     for row in rows:
         coverage = "-" if row["coverage"] is None else f"{row['coverage']:.1%}"
-        table.add_row(str(row["vocabulary"]), coverage, estimate(row["tau_step"]), estimate(row["tau_ceiling"]))
+        ids = (str(row["vocabulary"]), str(row["ids_counted"]))
+        table.add_row(*ids, coverage, estimate(row["tau_step"]), estimate(row["tau_ceiling"]))
     console.print(table)
     console.print()
 
