@@ -40,7 +40,7 @@ from specdoctor.metrics.record import RoundRecord
 from specdoctor.metrics.text_acceptance import TextAcceptance
 from specdoctor.metrics.whatif import Variant
 
-GROUP = 16
+GROUP = 32
 
 
 @dataclass

@@ -18,7 +18,7 @@ from specdoctor.engine.rows import PackedRows
 from specdoctor.engine.sampling import Sampling
 from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.target import Target
-from specdoctor.formats.block_checkpoint import default_taps
+from specdoctor.formats.drafts.zlab import default_taps
 
 V, H = 24, 64
 

@@ -13,7 +13,6 @@ from specdoctor.engine.rows import PackedRows
 from specdoctor.engine.sampling import Sampling
 from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.target import Target
-from specdoctor.errors import SpecdoctorError
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 BLOCK_DRAFTERS = [
@@ -23,6 +22,7 @@ BLOCK_DRAFTERS = [
     "deepspec-dflash",
     "zlab-dflash",
 ]
+DRAFTERS = [*BLOCK_DRAFTERS, "deepspec-eagle3"]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def expected_prompts(folder: str) -> list[dict]:
     return json.loads((GOLDEN / folder / "expected_greedy.json").read_text())["prompts"]
 
 
-@pytest.mark.parametrize("folder", BLOCK_DRAFTERS)
+@pytest.mark.parametrize("folder", DRAFTERS)
 @pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
 def test_greedy_ids_and_accepted_lengths(target: Target, folder: str, batched: bool) -> None:
     engine = Engine(target, load_drafter(GOLDEN / folder, target))
@@ -86,8 +86,3 @@ def test_first_round_tensors(target: Target, folder: str, index: int) -> None:
     assert tokens[0].tolist() == want[f"{index}.draft_tokens"].tolist()
     if confidence is not None:
         close(torch.logit(confidence[0]), "confidence_logits")
-
-
-def test_eagle3_is_recognised_and_refused_by_name(target: Target) -> None:
-    with pytest.raises(SpecdoctorError, match=r"EAGLE-3.*not yet supported"):
-        load_drafter(GOLDEN / "deepspec-eagle3", target)

@@ -15,8 +15,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specdoctor.formats.block_checkpoint import tensor_shapes
-from specdoctor.formats.spec import AttentionShape, DraftSpec
+from specdoctor.formats.drafts.block_tensors import block_tensor_shapes
+from specdoctor.formats.spec import AttentionShape, BlockSpec
 
 
 def tiny_target(
@@ -166,7 +166,7 @@ def write_drafter(
         intermediate_size=inner,
         bias=config.get("attention_bias", False),
     )
-    spec = DraftSpec(
+    spec = BlockSpec(
         family=family,
         algorithm="dspark" if rank else "dflash",
         hidden_size=hidden,
@@ -185,7 +185,7 @@ def write_drafter(
         head_source=source,
     )
     tensors = {}
-    for name, size in tensor_shapes(spec).items():
+    for name, size in block_tensor_shapes(spec).items():
         norm = name.endswith("norm.weight")
         tensors[name] = 1 + 0.1 * torch.randn(size) if norm else torch.randn(size) * (0.8 if "markov" in name else 0.15)
     for name in drop:

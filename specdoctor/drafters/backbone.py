@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from specdoctor.drafters.rope import Rope, rotate
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import PackedRows
-from specdoctor.formats.spec import AttentionShape, DraftSpec
+from specdoctor.formats.spec import AttentionShape, BlockSpec
 
 
 class RMSNorm(nn.Module):
@@ -32,15 +32,15 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections, norms and rotation of one layer."""
+    """Projections, norms and rotation of one layer; `out` is the width it writes where it reads another one."""
 
-    def __init__(self, shape: AttentionShape, hidden: int, eps: float) -> None:
+    def __init__(self, shape: AttentionShape, hidden: int, eps: float, out: int | None = None) -> None:
         super().__init__()
         self.shape = shape
         self.q_proj = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.bias)
         self.k_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
         self.v_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, hidden, bias=shape.bias)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, out or hidden, bias=shape.bias)
         self.q_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
 
@@ -80,7 +80,7 @@ class Layer(nn.Module):
 class Backbone(nn.Module):
     """fc, hidden_norm, the layers and the final norm, with the KV cache of the context features."""
 
-    def __init__(self, spec: DraftSpec) -> None:
+    def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
         H, eps = spec.hidden_size, spec.rms_norm_eps
         self.fc = nn.Linear(len(spec.taps) * H, H, bias=False)
@@ -88,7 +88,7 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Layer(shape, H, eps) for shape in spec.layers)
         self.norm = RMSNorm(H, eps)
 
-    def prepare(self, spec: DraftSpec, attention: Any) -> None:
+    def prepare(self, spec: BlockSpec, attention: Any) -> None:
         """Attach what depends on device and dtype: the RoPE table, the cache, the attention path."""
         weight = self.fc.weight
         self.rope = Rope(spec.rope, spec.layers[0].head_dim, weight.device, weight.dtype)

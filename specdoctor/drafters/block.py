@@ -11,22 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdoctor.drafters.backbone import Backbone
+from specdoctor.drafters.binding import Binding
 from specdoctor.drafters.heads import HEADS, ConfidenceHead
 from specdoctor.engine.draft import Draft, chain_parents
 from specdoctor.engine.rows import PackedRows
 from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
 from specdoctor.engine.sequence import Sequence
-from specdoctor.formats.spec import DraftSpec
+from specdoctor.formats.spec import BlockSpec
 
 
 class BlockDrafter(nn.Module):
     """A DSpark or DFlash drafter bound to a target's vocabulary and taps."""
 
-    def __init__(self, spec: DraftSpec, name: str, embedding: Tensor, head: Tensor) -> None:
+    def __init__(self, spec: BlockSpec, name: str, embedding: Tensor, head: Tensor) -> None:
         """`embedding` and `head` [V, H] are the checkpoint's own or the target's."""
         super().__init__()
         self.spec, self.name = spec, name
-        self.taps, self.max_draft = spec.taps, spec.max_draft
+        self.taps, self.max_draft, self.default_draft = spec.taps, spec.max_draft, spec.default_draft
         self.backbone = Backbone(spec)
         self.markov = HEADS[spec.markov](spec.vocab_size, spec.hidden_size, spec.markov_rank) if spec.markov else None
         width = spec.hidden_size + (spec.markov_rank if spec.confidence == "hidden+markov" else 0)
@@ -37,6 +38,10 @@ class BlockDrafter(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.head.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.dtype
 
     # The drafter protocol -------------------------------------------------------------------------------------------
 
@@ -147,3 +152,21 @@ def _drafts(tokens: Tensor | None, probs: Tensor | None, confidence: Tensor | No
             strict=True,
         )
     ]
+
+
+def bind_block(binding: Binding) -> BlockDrafter:
+    """A DSpark or DFlash drafter from its checkpoint."""
+    spec = binding.spec
+    with torch.device("meta"):
+        drafter = BlockDrafter(spec, binding.name, binding.embedding, binding.head)
+    binding.fill(drafter, {_module_name(name): tensor for name, tensor in binding.tensors.items()})
+    drafter.verify_on = binding.target.device
+    drafter.backbone.prepare(spec, binding.attention)
+    return drafter
+
+
+def _module_name(tensor: str) -> str:
+    for prefix, module in (("markov_head.", "markov."), ("confidence_head.", "confidence.")):
+        if tensor.startswith(prefix):
+            return module + tensor.removeprefix(prefix)
+    return f"backbone.{tensor}"

@@ -6,8 +6,9 @@ A chain is the tree whose parents are -1, 0, 1, ...: nothing above the kernels t
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -58,6 +59,14 @@ class Drafter(Protocol):
     name: str
     taps: tuple[int, ...]  # indices into HS[0..L] whose states it reads; may be empty
     max_draft: int  # most tokens it can propose in one round
+    default_draft: int  # tokens it proposes unless told otherwise
+    spec: Any  # its DraftSpec
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def begin(self, sequences: Seq["Sequence"]) -> None:
         """Take up new requests, before their prefill."""

@@ -33,7 +33,7 @@ class Engine:
         arm: str = "",
     ) -> None:
         self.target, self.drafter, self.schedule = target, drafter, schedule
-        self.draft_tokens = 0 if drafter is None else drafter.max_draft if draft_tokens is None else draft_tokens
+        self.draft_tokens = 0 if drafter is None else drafter.default_draft if draft_tokens is None else draft_tokens
         if drafter is not None and not 0 < self.draft_tokens <= drafter.max_draft:
             raise SpecdoctorError(
                 f"-K {self.draft_tokens}: {drafter.name} proposes 1 to {drafter.max_draft} tokens in a round"

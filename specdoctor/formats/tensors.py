@@ -1,30 +1,42 @@
-"""The tensors of a checkpoint folder: names and shapes from headers, values on demand. Never runs code from a file."""
+"""The tensors of a checkpoint folder: names and shapes from headers, values on demand. Never runs code from a file.
+
+safetensors (with or without an index) first; where there are none, pickled `.bin`, `.pt` and `.pth` files, which are
+opened memory-mapped by torch's restricted unpickler: it makes tensors and plain containers and refuses all else.
+"""
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdoctor.errors import SpecdoctorError
 
+PICKLED = (".bin", ".pt", ".pth")
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
+_DTYPES |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
+
 
 class TensorFolder:
-    """A folder's weights as one mapping: the index's shards, else `model.safetensors`, else all `*.safetensors`."""
+    """A folder's weights as one mapping: the index's shards, else `model.safetensors`, else all of one kind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, str] = {}
+        self._unpickled: dict[Path, dict[str, Tensor]] = {}
         for path in _files(folder):
-            for name, shape in _header(path):
+            for name, shape, dtype in self._header(path):
                 if name in self._file_of:
                     raise SpecdoctorError(
                         f"{path}: tensor {name} is also in {self._file_of[name].name}; expected it once"
                     )
-                self._file_of[name] = path
-                self._shapes[name] = shape
+                self._file_of[name], self._shapes[name], self._dtypes[name] = path, shape, dtype
 
     def names(self) -> list[str]:
         return list(self._file_of)
@@ -35,6 +47,10 @@ class TensorFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def dtype(self, name: str) -> str:
+        """As torch writes it: "bfloat16"."""
+        return self._dtypes[name]
+
     def file_of(self, name: str) -> Path:
         return self._file_of[name]
 
@@ -42,39 +58,91 @@ class TensorFolder:
         """The values of `names`, in their stored dtype, on the host."""
         out: dict[str, Tensor] = {}
         for path in sorted({self._file_of[name] for name in names}):
+            mine = [name for name in names if self._file_of[name] == path]
+            if path.suffix in PICKLED:
+                out.update({name: self._unpickled[path][name] for name in mine})
+                continue
             with safe_open(path, framework="pt") as file:
-                out.update({name: file.get_tensor(name) for name in names if self._file_of[name] == path})
+                out.update({name: file.get_tensor(name) for name in mine})
         return out
+
+    def _header(self, path: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        if path.suffix in PICKLED:
+            tensors = self._unpickled[path] = unpickle_tensors(path)
+            for name, tensor in tensors.items():
+                yield name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        else:
+            yield from _safetensors_header(path)
+
+
+def unpickle_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a pickled file, memory-mapped. Raises `SpecdoctorError` for anything but a mapping of tensors."""
+    try:
+        try:
+            loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            loaded = torch.load(path, map_location="cpu", weights_only=True)  # the format before 1.6 cannot be mapped
+    except pickle.UnpicklingError as error:
+        raise SpecdoctorError(
+            f"{path}: holds something else than tensors ({_reason(error)}), which could run code when loaded, so it is "
+            "refused; get the checkpoint as safetensors"
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
+        raise SpecdoctorError(
+            f"{path}: not a complete torch file ({path.stat().st_size} bytes: {_reason(error)}); fetch or save it again"
+        ) from None
+    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
+        loaded = loaded["state_dict"]
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise SpecdoctorError(f"{path}: holds a {type(loaded).__name__}, expected a mapping of names to tensors")
+    return {str(name): value for name, value in loaded.items()}
+
+
+def _reason(error: Exception) -> str:
+    """What a long message of torch says in its first sentence, or the refused name in it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    refused = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), "")
+    return (refused or (lines[0] if lines else type(error).__name__))[:160].rstrip(".")
 
 
 def _files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
-            raise SpecdoctorError(
-                f"{index}: expected a JSON object with a weight_map of tensor names to files"
-            ) from None
-        files = [folder / shard for shard in shards]
-        for path in files:
-            if not path.is_file():
-                raise SpecdoctorError(f"{path}: named by {index.name} but missing; fetch the checkpoint again")
-        return files
-    single = folder / "model.safetensors"
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise SpecdoctorError(
-            f"{folder}: has a config.json but no *.safetensors; expected the drafter's weights beside it"
-        )
+    for pattern, index in (
+        ("*.safetensors", "model.safetensors.index.json"),
+        ("*.bin", "pytorch_model.bin.index.json"),
+        ("*.pt", ""),
+        ("*.pth", ""),
+    ):
+        files = _shards(folder / index) if index and (folder / index).is_file() else []
+        single = folder / pattern.replace("*", "model")
+        files = files or ([single] if single.is_file() else sorted(folder.glob(pattern)))
+        files = [path for path in files if path.name != "training_args.bin"]
+        if files:
+            return files
+    raise SpecdoctorError(
+        f"{folder}: has a config.json but no *.safetensors, *.bin or *.pt; expected the drafter's weights beside it"
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise SpecdoctorError(f"{index}: expected a JSON object with a weight_map of tensor names to files") from None
+    files = [index.parent / shard for shard in shards]
+    for path in files:
+        if not path.is_file():
+            raise SpecdoctorError(f"{path}: named by {index.name} but missing; fetch the checkpoint again")
     return files
 
 
-def _header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _safetensors_header(path: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                yield name, tuple(file.get_slice(name).get_shape())
+                part = file.get_slice(name)
+                yield name, tuple(part.get_shape()), _DTYPES.get(part.get_dtype(), part.get_dtype())
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size
         raise SpecdoctorError(

@@ -87,12 +87,12 @@ def _draft(arm: Any) -> dict[str, Any] | None:
         "name": drafter.name,
         "family": spec.family,
         "algorithm": spec.algorithm,
-        "head": spec.markov,
+        "head": getattr(spec, "markov", None),
         "layers": len(spec.layers),
-        "block_size": spec.block_size,
+        "block_size": getattr(spec, "block_size", None),
         "draft_tokens": arm.engine.draft_tokens,
         "device": str(drafter.device),
-        "dtype": str(drafter.head.dtype).removeprefix("torch."),
+        "dtype": str(drafter.dtype).removeprefix("torch."),
     }
 
 

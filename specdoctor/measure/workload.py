@@ -177,7 +177,7 @@ def _arms(
             drafter = load_drafter(
                 folders[name], target, name=name, device=request.draft_device, dtype=request.draft_dtype
             )
-            if schedule is not None and drafter.confidence is None:
+            if schedule is not None and getattr(drafter.spec, "confidence", None) is None:
                 raise SpecdoctorError(
                     f"--confidence-threshold {threshold}: the drafter {name} has no confidence head; leave the option "
                     "out or leave the drafter out"

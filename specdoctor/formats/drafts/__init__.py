@@ -1,0 +1,1 @@
+"""Draft checkpoints in and out, one module a writer."""

@@ -1,0 +1,47 @@
+"""Fields that every writer of block drafters has: sizes, layers, RoPE, sources, Markov and confidence heads."""
+
+from specdoctor.errors import SpecdoctorError
+from specdoctor.formats.drafts.checkpoint import TensorSource
+from specdoctor.formats.drafts.config_parts import read_layers, read_rope
+from specdoctor.formats.drafts.fields import Fields
+from specdoctor.formats.json_config import JsonConfig
+
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
+
+
+def read_block_common(fields: Fields, config: JsonConfig, tensors: TensorSource, *, sliding_is_causal: bool) -> None:
+    """Sizes, layers, RoPE and who supplies embedding and head, from `config` (the object that describes the layers)."""
+    fields.key("hidden_size", config.positive("hidden_size"), "hidden_size")
+    fields.key("vocab_size", config.positive("vocab_size"), "vocab_size")
+    fields.key("rms_norm_eps", float(config.get("rms_norm_eps", (int, float))), "rms_norm_eps")
+    rope = read_rope(config)
+    fields.key("rope", rope, "rope_parameters" if config.has("rope_parameters") else "rope_theta")
+    fields.key("layers", read_layers(config, sliding_is_causal=sliding_is_causal), "num_hidden_layers")
+    fields.key("num_target_layers", config.get("num_target_layers", int, None), "num_target_layers")
+    fields.source("embed_source", "embed_tokens.weight", "embed_tokens.weight" in tensors)
+    fields.source("head_source", "lm_head.weight", "lm_head.weight" in tensors)
+
+
+def read_heads(fields: Fields, config: JsonConfig, *, rank: int, enabled: bool, prefix: str = "") -> int:
+    """The Markov and the confidence head; returns the rank (0: no Markov head). `prefix` stands before the keys."""
+    if rank < 0:
+        raise SpecdoctorError(f"{config.path}: key {prefix}markov_rank is {rank}, expected 0 (no head) or more")
+    head = config.get(f"{prefix}markov_head_type", str) if rank > 0 else None
+    if head is not None and head not in MARKOV_HEADS:
+        raise SpecdoctorError(
+            f"{config.path}: key {prefix}markov_head_type is {head!r}, expected one of {', '.join(MARKOV_HEADS)}"
+        )
+    confidence = None
+    config.find(f"{prefix}confidence_head_with_markov")  # of no use without the head
+    if enabled:
+        with_markov = config.get(f"{prefix}confidence_head_with_markov", bool)
+        confidence = "hidden+markov" if with_markov else "hidden"
+        if with_markov and rank == 0:
+            raise SpecdoctorError(
+                f"{config.path}: {prefix}confidence_head_with_markov is true but {prefix}markov_rank is 0; "
+                "expected a rank"
+            )
+    fields.key("markov", head, f"{prefix}markov_head_type")
+    fields.key("markov_rank", rank, f"{prefix}markov_rank")
+    fields.key("confidence", confidence, f"{prefix}enable_confidence_head")
+    return rank
