@@ -17,7 +17,7 @@ from specdoctor.engine.engine import Engine
 from specdoctor.engine.rows import PackedRows
 from specdoctor.engine.sampling import Sampling
 from specdoctor.engine.sequence import Sequence
-from specdoctor.engine.target import Target
+from specdoctor.engine.target import FINAL_NORMED, Target
 from specdoctor.formats.drafts.zlab import default_taps
 
 V, H = 24, 64
@@ -267,7 +267,8 @@ def test_context_is_the_states_of_all_tokens_before_the_anchor(
             states = model(torch.tensor([sequence.ids]), output_hidden_states=True, use_cache=False).hidden_states
             hook.remove()
         raw = [*states[:-1], captured[0].view_as(states[-1])]  # HS[L] as the layer gives it, before the final norm
-        expected = torch.cat([raw[i][0] for i in drafter.taps], dim=-1)[: len(taps)]
+        by_tap = dict(enumerate(raw)) | {FINAL_NORMED: states[-1]}  # z-lab's tap L is the one after it
+        expected = torch.cat([by_tap[i][0] for i in drafter.taps], dim=-1)[: len(taps)]
         torch.testing.assert_close(taps, expected, atol=2e-5, rtol=1e-4)
 
 

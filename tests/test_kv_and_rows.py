@@ -317,3 +317,17 @@ def test_a_tree_beside_a_chain_and_the_kept_path_goes_on() -> None:
     with torch.inference_mode():
         expected = plain(torch.cat([prompts[0], tree[kept], torch.tensor([9])])[None], use_cache=False).logits[0, -1]
     torch.testing.assert_close(after, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_a_further_slot_keeps_the_columns_that_were_held() -> None:
+    """A slot added for a short text after a long one had made the columns grow in a leap."""
+    cache = KVCache(torch.device("cpu"))
+    first = cache.open()
+    for count in (60, 60, 60):  # grows to twice what was asked for
+        k = torch.randn(1, count, 4)
+        cache.write(0, k, k, PackedRows([first], [cache.lengths[first]], [count], cache.device))
+        cache.keep(first, range(count))
+    second = cache.open()
+    k = torch.randn(1, 3, 4)
+    keys, _ = cache.write(0, k, k, PackedRows([second], [0], [3], cache.device))
+    torch.testing.assert_close(keys[0, :, :3], k)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_target, write_drafter
+from transformers import PreTrainedModel
 
 from specdoctor.drafters.load import load_drafter
 from specdoctor.engine import engine, rows
@@ -62,9 +63,9 @@ def target() -> Target:
     return Target(tiny_target(V, **SIZES))
 
 
-def exact_law(target: Target, sampling: Sampling) -> np.ndarray:
+def exact_law(target: Target, sampling: Sampling, model: PreTrainedModel | None = None) -> np.ndarray:
     """P(continuation) [V^LENGTH] by plain forwards of a fresh model with its own attention."""
-    model = tiny_target(V, **SIZES)
+    model = tiny_target(V, **SIZES) if model is None else model
     law = np.ones(1)
     for length in range(LENGTH):
         prefixes = torch.tensor([[*PROMPT, *p] for p in itertools.product(range(V), repeat=length)])

@@ -25,9 +25,12 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "inspect": Entry("inspect", "Diagnose", "What a draft checkpoint is, where each setting comes from, is it whole."),
     "check-tokenizer": Entry(
         "check_tokenizer", "Diagnose", "Do target and drafter mean the same tokens by the same ids?"
     ),
+    "check-mask": Entry("check_mask", "Diagnose", "Does each token of a draft tree see its own path and nothing else?"),
+    "check-nan": Entry("check_nan", "Diagnose", "Where NaN and infinity are born, in each dtype, and what they cost."),
     "rule": Entry("rule", "Diagnose", "Explain a finding code, or list all codes."),
     "env": Entry("env", "Diagnose", "Versions, devices and the attention path taken, to paste into an issue."),
     "bench": Entry("bench", "Measure", "Run drafters against plain decoding: tau, speed-up and what limits it."),

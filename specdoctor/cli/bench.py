@@ -14,7 +14,9 @@ SETUP, DECODE, OUTPUT = "What to run", "How to decode", "Output"
 def bench(
     target: str = typer.Option(..., help="Target: folder, Hugging Face id, or a known name (smollm2-135m)."),
     draft: list[str] = typer.Option(
-        [], help="Drafter folder; NAME=FOLDER names the arm. Repeatable.", rich_help_panel=SETUP
+        [],
+        help="Drafter folder, or ngram[:N] for prompt lookup; NAME=FOLDER names the arm. Repeatable.",
+        rich_help_panel=SETUP,
     ),
     arms: str = typer.Option("", help="Run only these arms, comma-separated (ar always runs).", rich_help_panel=SETUP),
     hf_baseline: bool = typer.Option(
@@ -36,7 +38,7 @@ def bench(
         "-K",
         "--draft-tokens",
         min=1,
-        help="Tokens drafted a round [default: the drafter's most].",
+        help="Tokens drafted a round, the most where it varies [default: the drafter's own].",
         rich_help_panel=DECODE,
     ),
     max_new_tokens: int | None = typer.Option(
@@ -48,8 +50,25 @@ def bench(
     draft_temperature: str | None = typer.Option(
         None, help="0.5, or a factor of the target's: 0.7x [default: 1x].", rich_help_panel=DECODE
     ),
+    dynamic_k: str = typer.Option(
+        "constant", help="constant, threshold (of the confidence), or adaptive.", rich_help_panel=DECODE
+    ),
     confidence_threshold: float | None = typer.Option(
-        None, help="Cut a draft before the first confidence below this.", rich_help_panel=DECODE
+        None, help="End a draft before the first confidence below this.", rich_help_panel=DECODE
+    ),
+    vocabulary: str = typer.Option(
+        "auto",
+        help="Of a causal LM drafter with another tokenizer: auto, intersection, retokenize.",
+        rich_help_panel=DECODE,
+    ),
+    draft_quantize: str | None = typer.Option(
+        None, help="Weights of a causal LM drafter: int8 (needs torchao).", rich_help_panel=DECODE
+    ),
+    lossy_typical_acceptance: bool = typer.Option(
+        False,
+        "--lossy-typical-acceptance",
+        help="LOSSY: accept sampled drafts by Medusa's rule; the text is no longer the target's.",
+        rich_help_panel=DECODE,
     ),
     ignore_stop: bool = typer.Option(
         False, "--ignore-stop", help="Do not end at the target's stop tokens.", rich_help_panel=DECODE
@@ -79,7 +98,7 @@ def bench(
     from specdoctor.measure.bench_command import BenchRequest, run_bench_request
     from specdoctor.reports.bench_console import print_bench
     from specdoctor.reports.html import write_report
-    from specdoctor.reports.output import refuse_unwritable, stdout_console, write_json
+    from specdoctor.reports.output import refuse_unwritable, stderr_console, stdout_console, write_json
     from specdoctor.reports.progress import bench_progress
 
     refuse_unwritable(json_path, report, records)
@@ -100,6 +119,10 @@ def bench(
         top_p=top_p,
         draft_temperature=draft_temperature,
         confidence_threshold=confidence_threshold,
+        dynamic_k=dynamic_k,
+        vocabulary=vocabulary,
+        draft_quantize=draft_quantize,
+        lossy_typical_acceptance=lossy_typical_acceptance,
         ignore_stop=ignore_stop,
         seed=seed,
         device=device,
@@ -111,6 +134,10 @@ def bench(
     )
     with bench_progress() as on_progress:
         result = run_bench_request(request, on_progress, costs)
+    for arm in result["arms"]:
+        how = (arm.get("draft") or {}).get("vocabulary")
+        if how and how["note"]:
+            stderr_console().print(f"note: {arm['name']}: {how['note']}")
     if json_path:
         write_json(result, json_path)
     if report is not None:

@@ -1,7 +1,5 @@
 """`specdoctor generate`: complete one prompt."""
 
-from pathlib import Path
-
 import typer
 
 app = typer.Typer()
@@ -11,12 +9,23 @@ app = typer.Typer()
 def generate(
     prompt: str = typer.Argument(..., help="The user's message, or plain text with --template none."),
     target: str = typer.Option(..., help="Target: folder, Hugging Face id, or a known name (smollm2-135m)."),
-    draft: Path | None = typer.Option(None, help="Drafter folder; without one, plain decoding."),
+    draft: str | None = typer.Option(
+        None, help="Drafter folder, or ngram[:N] for prompt lookup; without one, plain decoding."
+    ),
     max_new_tokens: int = typer.Option(128, min=1, help="Longest answer."),
     temperature: float = typer.Option(0.0, help="0 is greedy."),
     top_k: int = typer.Option(0, help="0 is off."),
     top_p: float = typer.Option(1.0, help="1 is off."),
     draft_temperature: str = typer.Option("1x", help="0.5, or a factor of the target's: 0.7x."),
+    draft_tokens: int | None = typer.Option(
+        None, "-K", "--draft-tokens", min=1, help="Tokens drafted a round; the most where it varies."
+    ),
+    dynamic_k: str = typer.Option("constant", help="constant, threshold, or adaptive."),
+    confidence_threshold: float | None = typer.Option(None, help="End a draft before the first confidence below this."),
+    vocabulary: str = typer.Option(
+        "auto", help="Of a causal LM drafter with another tokenizer: auto, intersection, retokenize."
+    ),
+    draft_quantize: str | None = typer.Option(None, help="Weights of a causal LM drafter: int8 (needs torchao)."),
     template: str = typer.Option("auto", help="auto (the target's chat template), none, or bytes."),
     seed: int = typer.Option(0, help="Seed of the sampler."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, mps."),
@@ -25,11 +34,15 @@ def generate(
 ) -> None:
     """Complete one prompt and say on stderr how the drafter did."""
     from specdoctor.engine.sampling import Sampling
+    from specdoctor.measure.drafting import Drafting
     from specdoctor.measure.generate import generate_text
     from specdoctor.reports.output import stderr_console, write_json
 
     sampling = Sampling(temperature, top_k, top_p, draft_temperature, seed)
-    result = generate_text(prompt, target, draft, template, max_new_tokens, sampling, device, dtype)
+    drafting = Drafting(draft_tokens, dynamic_k, confidence_threshold, vocabulary, draft_quantize)
+    result = generate_text(prompt, target, draft, template, max_new_tokens, sampling, device, dtype, drafting)
+    if result["vocabulary"] and result["vocabulary"]["note"]:
+        stderr_console().print(f"note: {draft}: {result['vocabulary']['note']}")
     if json_path:
         write_json(result, json_path)
     if json_path != "-":

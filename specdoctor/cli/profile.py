@@ -11,7 +11,7 @@ app = typer.Typer()
 @app.command()
 def profile(
     target: str = typer.Option(..., help="Target: folder, Hugging Face id, or a known name (smollm2-135m)."),
-    draft: str = typer.Option(..., help="Drafter folder; NAME=FOLDER names it."),
+    draft: str = typer.Option(..., help="Drafter folder, or ngram[:N] for prompt lookup; NAME=FOLDER names it."),
     prompts: Path | None = typer.Option(None, help="JSONL: prompt, messages, turns or prompt_ids a line."),
     categories: str = typer.Option("", help="Bundled prompts: code,chat,math,summarize."),
     max_prompts: int = typer.Option(6, min=1, help="Use the first N prompts, categories in turn."),

@@ -6,6 +6,8 @@ The features' keys and values are computed once, when their tokens are committed
 values are written behind them for one forward and never kept.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +18,8 @@ from specdoctor.drafters.rope import Rope, rotate
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import PackedRows
 from specdoctor.formats.spec import AttentionShape, BlockSpec
+
+Attend = Callable[[Tensor], Tensor]  # a layer's attention: its normed input [N, H] to its projected output [N, H]
 
 
 class RMSNorm(nn.Module):
@@ -37,12 +41,13 @@ class Attention(nn.Module):
     def __init__(self, shape: AttentionShape, hidden: int, eps: float, out: int | None = None) -> None:
         super().__init__()
         self.shape = shape
+        self.scale = shape.head_dim**-0.5
         self.q_proj = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.bias)
         self.k_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
         self.v_proj = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.bias)
         self.o_proj = nn.Linear(shape.heads * shape.head_dim, out or hidden, bias=shape.bias)
-        self.q_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
+        self.q_norm: nn.Module = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
+        self.k_norm: nn.Module = RMSNorm(shape.head_dim, eps) if shape.qk_norm else nn.Identity()
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """[N, H] -> keys (normed, rotated) and values, each [hkv, N, D]."""
@@ -76,6 +81,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.mlp = MLP(hidden, shape.intermediate_size)
 
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        """The block's states [N, H] through attention and MLP."""
+        x = x + attend(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
 
 class Backbone(nn.Module):
     """fc, hidden_norm, the layers and the final norm, with the KV cache of the context features."""
@@ -83,20 +93,29 @@ class Backbone(nn.Module):
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
         H, eps = spec.hidden_size, spec.rms_norm_eps
-        self.fc = nn.Linear(len(spec.taps) * H, H, bias=False)
-        self.hidden_norm = RMSNorm(H, eps)
-        self.layers = nn.ModuleList(Layer(shape, H, eps) for shape in spec.layers)
-        self.norm = RMSNorm(H, eps)
+        self.fc = nn.Linear(len(spec.taps) * (spec.target_hidden_size or H), H, bias=False)
+        self.hidden_norm = self.make_norm(H, eps)
+        self.layers = nn.ModuleList(self.make_layer(spec, shape) for shape in spec.layers)
+        self.norm = self.make_norm(H, eps)
+
+    def make_norm(self, width: int, eps: float) -> nn.Module:
+        """The norm of this backbone's family."""
+        return RMSNorm(width, eps)
+
+    def make_layer(self, spec: BlockSpec, shape: AttentionShape) -> nn.Module:
+        """A decoder layer of this backbone's family: has `self_attn`, and maps (x, attend) to the next x."""
+        return Layer(shape, spec.hidden_size, spec.rms_norm_eps)
 
     def prepare(self, spec: BlockSpec, attention: Any) -> None:
         """Attach what depends on device and dtype: the RoPE table, the cache, the attention path."""
         weight = self.fc.weight
+        self.window_from_anchor = spec.window_anchor == "block"
         self.rope = Rope(spec.rope, spec.layers[0].head_dim, weight.device, weight.dtype)
         self.cache = KVCache(weight.device)
         self.attention = attention
 
     def add_context(self, taps: Tensor, rows: PackedRows) -> None:
-        """Write the keys and values of newly committed tokens' features [N, taps * H]. The caller commits them."""
+        """Write the keys and values of newly committed tokens' features [N, taps * Ht]. The caller commits them."""
         context = self.hidden_norm(self.fc(taps))  # [N, H]
         cos, sin = self.rope.at(rows.positions, rows.limit)
         for i, layer in enumerate(cast(list[Layer], self.layers)):
@@ -106,12 +125,13 @@ class Backbone(nn.Module):
         """The block's embeddings [R*B, H] to its final normed hidden states [R*B, H]."""
         cos, sin = self.rope.at(rows.positions, rows.limit)
         for i, layer in enumerate(cast(list[Layer], self.layers)):
-            attention = layer.self_attn
-            normed = layer.input_layernorm(x)
-            k, v = self.cache.write(i, *attention.keys_values(normed, cos, sin), rows)
-            q = rows.spread(attention.queries(normed, cos, sin))
-            mask = rows.mask(attention.shape.window, attention.shape.causal_in_block)
-            out = rows.gather(self.attention(q, k, v, mask, attention.shape.head_dim**-0.5))
-            x = x + attention.o_proj(out.reshape(x.shape[0], -1))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = layer(x, partial(self._attend, i, layer.self_attn, rows, cos, sin))
         return self.norm(x)
+
+    def _attend(self, i: int, attention: Attention, rows: PackedRows, cos: Tensor, sin: Tensor, x: Tensor) -> Tensor:
+        """Layer i's attention of the block [R*B, H] over its context and itself."""
+        k, v = self.cache.write(i, *attention.keys_values(x, cos, sin), rows)
+        q = rows.spread(attention.queries(x, cos, sin))
+        mask = rows.mask(attention.shape.window, attention.shape.causal_in_block, self.window_from_anchor)
+        out = rows.gather(self.attention(q, k, v, mask, attention.scale))
+        return attention.o_proj(out.reshape(x.shape[0], -1))

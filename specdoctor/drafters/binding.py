@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdoctor.engine.target import Target
+from specdoctor.engine.target import FINAL_NORMED, Target
 from specdoctor.formats.drafts.checkpoint import DraftCheckpoint
 
 
@@ -27,6 +27,12 @@ class Binding:
     @property
     def spec(self) -> Any:
         return self.checkpoint.spec
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The states that the engine hands over: a tap L is the raw one, or the one after the final norm."""
+        last = self.target.num_layers if self.spec.tap_final_is_prenorm else FINAL_NORMED
+        return tuple(last if tap == self.target.num_layers else tap for tap in self.spec.taps)
 
     def fill(self, module: nn.Module, tensors: dict[str, Tensor]) -> None:
         """Put tensors, named as the module names them, into a module made on the meta device; strict."""

@@ -5,34 +5,43 @@ the backbone never saw), and only the rows that were asked for go through the LM
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdoctor.drafters.backbone import Backbone
 from specdoctor.drafters.binding import Binding
-from specdoctor.drafters.heads import HEADS, ConfidenceHead
+from specdoctor.drafters.block_parts import make_backbone, make_sequential_head
+from specdoctor.drafters.block_tree import BlockExpansion
+from specdoctor.drafters.draft_vocabulary import checked_map
+from specdoctor.drafters.gemma4 import scaled_in
+from specdoctor.drafters.heads import ConfidenceHead, VanillaHead
+from specdoctor.drafters.tree_drafting import Expansion, TreeDrafting
 from specdoctor.engine.draft import Draft, chain_parents
 from specdoctor.engine.rows import PackedRows
 from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
 from specdoctor.engine.sequence import Sequence
+from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.spec import BlockSpec
 
 
-class BlockDrafter(nn.Module):
+class BlockDrafter(TreeDrafting, nn.Module):
     """A DSpark or DFlash drafter bound to a target's vocabulary and taps."""
 
-    def __init__(self, spec: BlockSpec, name: str, embedding: Tensor, head: Tensor) -> None:
-        """`embedding` and `head` [V, H] are the checkpoint's own or the target's."""
+    def __init__(self, spec: BlockSpec, name: str, embedding: Tensor, head: Tensor, d2t: Tensor | None = None) -> None:
+        """`embedding` [V, H] and `head` [dV, H] are the checkpoint's own or the target's.
+
+        `d2t` [dV] holds absolute target ids, None when the vocabularies are equal.
+        """
         super().__init__()
         self.spec, self.name = spec, name
         self.taps, self.max_draft, self.default_draft = spec.taps, spec.max_draft, spec.default_draft
-        self.backbone = Backbone(spec)
-        self.markov = HEADS[spec.markov](spec.vocab_size, spec.hidden_size, spec.markov_rank) if spec.markov else None
+        self.backbone = make_backbone(spec)
+        self.markov = make_sequential_head(spec)  # of DSpark, or the candidate selector of DFlash2
         width = spec.hidden_size + (spec.markov_rank if spec.confidence == "hidden+markov" else 0)
         self.confidence = ConfidenceHead(width) if spec.confidence else None
-        self.embedding, self.head = embedding, head
+        self.embedding, self.head, self.d2t = embedding, head, d2t
         self.verify_on = head.device  # where drafts are wanted: the target's device, if that is another one
 
     @property
@@ -64,7 +73,7 @@ class BlockDrafter(nn.Module):
             cache.keep(slot, range(count))
 
     def propose(self, sequences: Seq[Sequence], budget: int) -> list[Draft]:
-        sampling = sequences[0].sampling
+        sampling = self.drafting(sequences[0].sampling)
         anchors = torch.tensor([s.anchor for s in sequences], device=self.device)
         hidden = self.block_hidden(sequences, anchors)[:, :budget]  # [R, K, H]
         temperature = sampling.drafting_temperature
@@ -75,6 +84,11 @@ class BlockDrafter(nn.Module):
         tokens, probs = self.choose(anchors, hidden, self.base_logits(hidden), sampling, uniforms)
         confidence = self.confidences(anchors, hidden, tokens)
         return _drafts(*(None if x is None else x.to(self.verify_on) for x in (tokens, probs, confidence)))
+
+    def expansion(self, sequences: Seq[Sequence], depth: int) -> Expansion:
+        anchors = torch.tensor([s.anchor for s in sequences], device=self.device)
+        hidden = self.block_hidden(sequences, anchors)[:, :depth]
+        return BlockExpansion(self.markov, anchors, hidden, self.base_logits(hidden))
 
     # The steps, separately callable: measurement and parity tests look at each -----------------------------------
 
@@ -93,7 +107,7 @@ class BlockDrafter(nn.Module):
         return hidden[:, 1 - spec.row_offset :]
 
     def base_logits(self, hidden: Tensor) -> Tensor:
-        """[R, K, H] -> [R, K, V], scaled and soft-capped, before the sequential head."""
+        """[R, K, H] -> [R, K, dV], scaled and soft-capped, before the sequential head."""
         logits = F.linear(hidden, self.head)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
@@ -104,20 +118,35 @@ class BlockDrafter(nn.Module):
     def choose(
         self, anchors: Tensor, hidden: Tensor, base: Tensor, sampling: Sampling, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens [R, K] and the distribution [R, K, V] they were drawn from (None: argmax), left to right."""
+        """Target ids [R, K] and the distribution [R, K, V] they were drawn from (None: argmax), left to right.
+
+        `base` [R, K, dV]. A choice is made among draft ids; only its result is carried over to the target's.
+        """
         if self.markov is None:
-            return _pick(base, sampling, uniforms)
+            choice, q = _pick(base, sampling, uniforms)
+            return self.to_target_ids(choice), None if q is None else self.in_target_vocabulary(q)
         R, K, _ = base.shape
         state, prev = self.markov.start(R), anchors
         tokens, probs = [], []
         for k in range(K):
             code, state = self.markov.step(state, prev, hidden[:, k])
             logits = self.markov.corrected(base[:, k], code)
-            prev, q = _pick(logits, sampling, None if uniforms is None else uniforms[:, k])
+            choice, q = _pick(logits, sampling, None if uniforms is None else uniforms[:, k])
+            prev = self.to_target_ids(choice)
             tokens.append(prev)
             if q is not None:
                 probs.append(q)
-        return torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs else None
+        return torch.stack(tokens, dim=1), self.in_target_vocabulary(torch.stack(probs, dim=1)) if probs else None
+
+    def in_target_vocabulary(self, q: Tensor, elsewhere: float = 0.0) -> Tensor:
+        """Values over draft ids [..., dV] to values over target ids [..., V], `elsewhere` where no draft row is."""
+        if self.d2t is None:
+            return q
+        return q.new_full((*q.shape[:-1], self.spec.vocab_size), elsewhere).index_copy_(-1, self.d2t, q)
+
+    def drafting(self, sampling: Sampling) -> Sampling:
+        """What shapes q: the request's settings, but a candidate selector is a cut of its own (formats page 1.6)."""
+        return replace(sampling, top_k=0, top_p=1.0) if self.spec.selector_top_k else sampling
 
     def confidences(self, anchors: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor | None:
         """Predicted conditional acceptance [R, K] of each token, float32; None without a confidence head."""
@@ -125,7 +154,7 @@ class BlockDrafter(nn.Module):
             return None
         features = hidden
         if self.spec.confidence == "hidden+markov":
-            assert self.markov is not None
+            assert isinstance(self.markov, VanillaHead)
             prev = torch.cat([anchors[:, None], tokens[:, :-1]], dim=1)
             features = torch.cat([hidden, self.markov.markov_w1(prev)], dim=-1)
         return torch.sigmoid(self.confidence.logits(features))
@@ -156,17 +185,37 @@ def _drafts(tokens: Tensor | None, probs: Tensor | None, confidence: Tensor | No
 
 def bind_block(binding: Binding) -> BlockDrafter:
     """A DSpark or DFlash drafter from its checkpoint."""
-    spec = binding.spec
+    spec = scaled_in(binding.spec, binding.dtype) if binding.spec.backbone == "gemma4" else binding.spec
+    _check_widths(binding)
+    tensors = dict(binding.tensors)
+    d2t = checked_map(tensors.pop("d2t", None), spec)
     with torch.device("meta"):
-        drafter = BlockDrafter(spec, binding.name, binding.embedding, binding.head)
-    binding.fill(drafter, {_module_name(name): tensor for name, tensor in binding.tensors.items()})
+        drafter = BlockDrafter(spec, binding.name, binding.embedding, binding.head, d2t)
+    binding.fill(drafter, {_module_name(name): tensor for name, tensor in tensors.items()})
+    drafter.taps = binding.taps
     drafter.verify_on = binding.target.device
     drafter.backbone.prepare(spec, binding.attention)
     return drafter
 
 
+def _check_widths(binding: Binding) -> None:
+    """The target's embedding and head fit a drafter of its own width only."""
+    spec = binding.spec
+    for what, tensor, source in (
+        ("embedding", binding.embedding, spec.embed_source),
+        ("head", binding.head, spec.head_source),
+    ):
+        if tensor.shape[1] != spec.hidden_size:
+            raise SpecdoctorError(
+                f"the {what} of {'the checkpoint' if source == 'checkpoint' else binding.target.name} is "
+                f"{tensor.shape[1]} wide, expected hidden_size, {spec.hidden_size}; a drafter narrower or wider than "
+                "its target needs its own embedding and head in the file"
+            )
+
+
 def _module_name(tensor: str) -> str:
-    for prefix, module in (("markov_head.", "markov."), ("confidence_head.", "confidence.")):
+    prefixes = (("markov_head.", "markov."), ("candidate_selector.", "markov."), ("confidence_head.", "confidence."))
+    for prefix, module in prefixes:
         if tensor.startswith(prefix):
             return module + tensor.removeprefix(prefix)
     return f"backbone.{tensor}"

@@ -3,14 +3,18 @@
 Formats page 1.3, 1.7.4 and 1.8. Its attention reads both, normed apart; its residual is the feature.
 """
 
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from specdoctor.drafters.backbone import MLP, Attention, Layer, RMSNorm
 from specdoctor.drafters.binding import Binding
+from specdoctor.drafters.draft_vocabulary import checked_map
+from specdoctor.drafters.gemma4 import scaled_in
+from specdoctor.drafters.gemma4_eagle3 import Gemma4Eagle3Network
 from specdoctor.drafters.recurrent import RecurrentDrafter, StepContext
+from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.spec import AttentionShape, RecurrentSpec
 
 
@@ -68,13 +72,35 @@ class Eagle3Network(nn.Module):
         return normed if self.spec.recurrent_normed else x, normed if self.spec.head_normed else x
 
 
+Bound = TypeVar("Bound", bound=RecurrentDrafter)
+
+
 def bind_eagle3(binding: Binding) -> RecurrentDrafter:
     """An EAGLE-3 drafter from its checkpoint."""
+    return bound_eagle3(binding, RecurrentDrafter)
+
+
+def bound_eagle3(binding: Binding, kind: type[Bound]) -> Bound:
+    """A drafter of `kind` on an EAGLE-3 network. Raises `SpecdoctorError` when target and map do not go with it."""
     tensors = dict(binding.tensors)
-    d2t = tensors.pop("d2t", None)
+    d2t = checked_map(tensors.pop("d2t", None), binding.spec)
+    _check_widths(binding)
+    gemma = binding.spec.backbone == "gemma4"
+    spec = scaled_in(binding.spec, binding.dtype) if gemma else binding.spec
     with torch.device("meta"):
-        network = Eagle3Network(binding.spec)
+        network = Gemma4Eagle3Network(spec) if gemma else Eagle3Network(spec)
     binding.fill(network, tensors)
-    drafter = RecurrentDrafter(binding.spec, binding.name, network, binding.embedding, binding.head, d2t)
+    drafter = kind(spec, binding.name, network, binding.embedding, binding.head, d2t)
+    drafter.taps, drafter.runs_ahead = binding.taps, True
     drafter.prepare(binding.attention, binding.target.device)
     return drafter.eval()
+
+
+def _check_widths(binding: Binding) -> None:
+    """A drafter of another width than its target needs an embedding and a head of its own."""
+    for what, tensor in (("embed_tokens.weight", binding.embedding), ("lm_head.weight", binding.head)):
+        if tensor.shape[1] != binding.spec.hidden_size:
+            raise SpecdoctorError(
+                f"hidden_size is {binding.spec.hidden_size} and the checkpoint has no tensor {what}, but the target "
+                f"{binding.target.name} has hidden size {tensor.shape[1]}; expected a drafter with its own {what}"
+            )

@@ -1,7 +1,8 @@
 """Sequential heads (DSpark paper, section 3; formats page 1.1): the bias that tokens already sampled put on the next.
 
-Contract: a head is stateless between blocks. `start` gives the block's state, `bias` the logits [R, V] to add for one
-row given the previous token [R] and the row's hidden state [R, H], and the state after it. All of it on the device.
+Contract: a head is stateless between blocks. `start` gives the block's state; `step` takes the previous token [R] and
+the row's hidden state [R, H] to a code, and `corrected` adds the code's bias to the row's logits. W1 is indexed by
+target ids, W2 has the rows of the draft vocabulary, where that is smaller (formats page 3.13). All of it on the device.
 """
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 class VanillaHead(nn.Module):
     """Markov head: bias = W1[prev] W2^T, rank r."""
 
-    def __init__(self, vocab: int, hidden: int, rank: int) -> None:
+    def __init__(self, vocab: int, hidden: int, rank: int, draft_vocab: int) -> None:
+        """`vocab` rows of the target's vocabulary, `draft_vocab` of the draft head."""
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab, rank)
-        self.markov_w2 = nn.Linear(rank, vocab, bias=False)
+        self.markov_w2 = nn.Linear(rank, draft_vocab, bias=False)
 
     def start(self, rows: int) -> Tensor:
         return self.markov_w1.weight.new_zeros(rows, self.markov_w1.embedding_dim)
@@ -25,15 +27,15 @@ class VanillaHead(nn.Module):
         return self.markov_w1(prev), state
 
     def corrected(self, base: Tensor, code: Tensor) -> Tensor:
-        """base [R, V] + code [R, r] W2^T, in one pass over W2."""
+        """base [R, dV] + code [R, r] W2^T, in one pass over W2."""
         return torch.addmm(base, code, self.markov_w2.weight.T)
 
 
 class GatedHead(VanillaHead):
     """Markov head whose code is gated by the row's hidden state: bias = W2 (sigmoid(G [h ; W1[prev]]) * W1[prev])."""
 
-    def __init__(self, vocab: int, hidden: int, rank: int) -> None:
-        super().__init__(vocab, hidden, rank)
+    def __init__(self, vocab: int, hidden: int, rank: int, draft_vocab: int) -> None:
+        super().__init__(vocab, hidden, rank, draft_vocab)
         self.gate_proj = nn.Linear(hidden + rank, rank)
 
     def step(self, state: Tensor, prev: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,8 +46,8 @@ class GatedHead(VanillaHead):
 class RnnHead(VanillaHead):
     """RNN head: z = [s ; W1[prev] ; h] to gate, candidate, output; the output is taken from the old state."""
 
-    def __init__(self, vocab: int, hidden: int, rank: int) -> None:
-        super().__init__(vocab, hidden, rank)
+    def __init__(self, vocab: int, hidden: int, rank: int, draft_vocab: int) -> None:
+        super().__init__(vocab, hidden, rank, draft_vocab)
         self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
 
     def step(self, state: Tensor, prev: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,19 @@ import torch
 
 from specdoctor.drafters.binding import Binding, shared
 from specdoctor.drafters.block import bind_block
+from specdoctor.drafters.causal_lm import load_causal_lm
+from specdoctor.drafters.eagle import bind_eagle
 from specdoctor.drafters.eagle3 import bind_eagle3
+from specdoctor.drafters.early_exit import bind_early_exit
+from specdoctor.drafters.medusa import bind_medusa
+from specdoctor.drafters.mtp import bind_mtp
+from specdoctor.drafters.peagle import bind_peagle
 from specdoctor.engine.device import resolve_device, resolve_dtype
 from specdoctor.engine.draft import Drafter
 from specdoctor.engine.target import Target
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.drafts.checkpoint import DraftCheckpoint
+from specdoctor.formats.drafts.pair import TargetShape, misfits
 from specdoctor.formats.drafts.read import read_draft
 from specdoctor.kernels.attention import choose_attention
 
@@ -23,19 +30,34 @@ from specdoctor.kernels.attention import choose_attention
 BINDERS: dict[str, Callable[[Binding], Drafter]] = {
     "dspark": bind_block,
     "dflash": bind_block,
+    "dflash2": bind_block,
+    "eagle": bind_eagle,
+    "early-exit": bind_early_exit,
     "eagle3": bind_eagle3,
+    "peagle": bind_peagle,
+    "medusa": bind_medusa,
+    "mtp": bind_mtp,
 }
 
 
-def load_drafter(folder: Path, target: Target, *, name: str = "", device: str = "same", dtype: str = "same") -> Drafter:
+def load_drafter(
+    folder: Path,
+    target: Target,
+    *,
+    name: str = "",
+    device: str = "same",
+    dtype: str = "same",
+    vocabulary: str = "auto",
+    quantize: str | None = None,
+) -> Drafter:
     """Read a draft checkpoint and bind it to `target`; `same` takes the target's device and dtype.
 
-    Raises `SpecdoctorError` when the checkpoint is broken or the pair cannot fit: hidden size, taps, vocabulary rows,
-    mask id.
+    `vocabulary` and `quantize` are of a causal LM drafter (see `load_causal_lm`); others have neither. Raises
+    `SpecdoctorError` when the checkpoint is broken or the pair cannot fit: hidden size, taps, vocabulary rows, mask id.
     """
     checkpoint = read_draft(folder, target.num_layers)
     checkpoint.refuse_if_broken()
-    if checkpoint.spec.algorithm not in BINDERS:
+    if checkpoint.spec.algorithm not in (*BINDERS, "causal-lm"):
         raise SpecdoctorError(
             f"{folder}: recognised as {checkpoint.title} (by {checkpoint.evidence}); it can be inspected, but there is "
             "no engine for this algorithm here"
@@ -43,6 +65,8 @@ def load_drafter(folder: Path, target: Target, *, name: str = "", device: str = 
     _check_pair(checkpoint, target)
     where = target.device if device == "same" else resolve_device(device, "--draft-device")
     kind = target.dtype if dtype == "same" else resolve_dtype(dtype, where, folder, "--draft-dtype")
+    if checkpoint.spec.algorithm == "causal-lm":  # transformers reads its tensors, not we
+        return load_causal_lm(checkpoint, target, name or folder.stem, where, kind, vocabulary, quantize)
     with torch.inference_mode(False):
         loaded = checkpoint.load()
     tensors = {
@@ -67,34 +91,8 @@ def load_drafter(folder: Path, target: Target, *, name: str = "", device: str = 
 
 
 def _check_pair(checkpoint: DraftCheckpoint, target: Target) -> None:
-    """What every drafter shares with its target; an algorithm's binder checks what is its own."""
-    spec, where = checkpoint.spec, checkpoint.where
-    needed = spec.target_hidden_size or spec.hidden_size
-    if spec.taps and needed != target.hidden_size:
-        key = "target_hidden_size" if spec.target_hidden_size else "hidden_size"
-        raise SpecdoctorError(
-            f"{where}: key {key} is {needed}, but the target {target.name} has {target.hidden_size}; "
-            "this drafter was made for another target"
-        )
-    if spec.num_target_layers is not None and spec.num_target_layers != target.num_layers:
-        raise SpecdoctorError(
-            f"{where}: key num_target_layers is {spec.num_target_layers}, but the target {target.name} has "
-            f"{target.num_layers} layers; this drafter was made for another target"
-        )
-    if spec.taps and max(spec.taps) > target.num_layers:
-        raise SpecdoctorError(
-            f"{where}: target_layer_ids ends with layer {max(spec.taps) - 1}, but the target {target.name} has "
-            f"layers 0 to {target.num_layers - 1}"
-        )
-    mask_id = getattr(spec, "mask_id", None)
-    rows = spec.vocab_size if spec.embed_source == "checkpoint" else target.embedding.weight.shape[0]
-    if mask_id is not None and not 0 <= mask_id < rows:
-        raise SpecdoctorError(f"{where}: key mask_token_id is {mask_id}, but the embedding has rows 0 to {rows - 1}")
-    head_rows = spec.head_rows if spec.head_source == "checkpoint" else target.vocab_size
-    if spec.algorithm != "causal-lm" and (
-        spec.vocab_size != target.vocab_size or (head_rows != target.vocab_size and not spec.has_vocabulary_map)
-    ):
-        raise SpecdoctorError(
-            f"{where}: vocab_size is {spec.vocab_size} and the head has {head_rows} rows, but the target {target.name} "
-            f"has {target.vocab_size}; run `specdoctor check-tokenizer` on the pair"
-        )
+    """Raise for the first fact that every drafter shares with its target and this one does not."""
+    rows = target.embedding.weight.shape[0]
+    shape = TargetShape(target.name, target.hidden_size, target.num_layers, target.vocab_size, rows)
+    for misfit in misfits(checkpoint, shape):
+        raise SpecdoctorError(misfit.line)

@@ -4,7 +4,9 @@ Formats page 1.3, 1.7.4, 1.8, 1.10 and 1.12. The feature of position i is paired
 position i. Features of committed tokens go through the network once, as soon as their next token is known, and their
 keys and values stay; the keys and values of the drafter's own steps are written behind them and never kept.
 
-What differs between EAGLE-1, EAGLE-3 and MTP is the network: one module each.
+What differs between EAGLE-1, EAGLE-3 and MTP is the network: one module each. A round always proposes the tokens asked
+for, also behind a drafted stop token, where DeepSpec's loop ends its round: the text is the same, what follows a stop
+token is never committed, and looking for one would make the host wait for every step.
 """
 
 from collections.abc import Sequence as Seq
@@ -16,13 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdoctor.drafters.backbone import Attention
+from specdoctor.drafters.recurrent_tree import RecurrentExpansion
 from specdoctor.drafters.rope import Rope
+from specdoctor.drafters.tree_drafting import Expansion, TreeDrafting
 from specdoctor.engine.draft import Draft, chain_parents
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import PackedRows
-from specdoctor.engine.sampling import probabilities, sample, widest_float
+from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
 from specdoctor.engine.sequence import Sequence
-from specdoctor.formats.spec import RecurrentSpec
+from specdoctor.formats.spec import MOST_STEPS, RecurrentSpec
 
 
 @dataclass(slots=True)
@@ -39,7 +43,7 @@ class StepContext:
         """Causal attention of `x` [N, in] over the cache and these rows, to [N, out]."""
         k, v = self.cache.write(layer, *attention.keys_values(x, self.cos, self.sin), self.rows)
         q = self.rows.spread(attention.queries(x, self.cos, self.sin))
-        out = self.attention(q, k, v, self.rows.mask(attention.shape.window), attention.shape.head_dim**-0.5)
+        out = self.attention(q, k, v, self.rows.mask(attention.shape.window), attention.scale)
         return attention.o_proj(self.rows.gather(out).reshape(x.shape[0], -1))
 
 
@@ -64,8 +68,13 @@ class RecurrentState:
     waiting: list[Tensor]
 
 
-class RecurrentDrafter(nn.Module):
-    """A feature-recurrent drafter bound to a target: EAGLE-1/2/3, MTP."""
+class RecurrentDrafter(TreeDrafting, nn.Module):
+    """A feature-recurrent drafter bound to a target: EAGLE-1/2/3, MTP.
+
+    With `runs_ahead`, a prompt's features go through the network while the prompt is run, not in the first round.
+    """
+
+    runs_ahead = False
 
     def __init__(
         self, spec: RecurrentSpec, name: str, network: Any, embedding: Tensor, head: Tensor, d2t: Tensor | None
@@ -103,18 +112,20 @@ class RecurrentDrafter(nn.Module):
         sequence.drafter_state = None
 
     def observe(self, sequences: Seq[Sequence], taps: Tensor, counts: Seq[int]) -> None:
-        """Fuse the features; the last one's next token is not committed yet, so all wait for the next proposal."""
+        """Fuse the features. They wait for the next proposal: the last one's next token may not be known yet."""
         fused = self.network.features(taps.to(self.head, non_blocking=self.device.type != "cpu"))
         for sequence, part in zip(sequences, fused.split(list(counts)), strict=True):
             sequence.drafter_state.waiting.append(part)
+        if self.runs_ahead:
+            sizes = [sum(len(part) for part in s.drafter_state.waiting) for s in sequences]
+            ahead = [(s, size - 1) for s, size in zip(sequences, sizes, strict=True) if size > MOST_STEPS + 1]
+            if ahead:  # of a prompt; what a round commits is less
+                self._absorb([s for s, _ in ahead], [size for _, size in ahead])
 
     def propose(self, sequences: Seq[Sequence], budget: int) -> list[Draft]:
         sampling, R = sequences[0].sampling, len(sequences)
         hidden, scored = self.extend(sequences)
-        uniforms = None
-        if sampling.drafting_temperature > 0:
-            uniforms = torch.stack([s.uniforms(budget) for s in sequences])
-            uniforms = uniforms.to(self.device, widest_float(self.device), non_blocking=True)
+        uniforms = self.uniforms(sequences, budget)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         starts = [self.cache.lengths[s.drafter_state.slot] for s in sequences]
@@ -122,32 +133,63 @@ class RecurrentDrafter(nn.Module):
             if step:
                 rows = self.rows(sequences, [start + step - 1 for start in starts], [1] * R)
                 hidden, scored = self.step(tokens[-1], hidden, rows, step)
-            logits = self.logits(scored)
-            if uniforms is None:
-                choice = logits.argmax(-1)
-            else:
-                q = probabilities(logits, sampling.drafting_temperature, sampling.top_k, sampling.top_p)
-                choice = sample(q, uniforms[:, step])
-                probs.append(self.in_target_vocabulary(q))
-            tokens.append(choice if self.d2t is None else self.d2t[choice])
+            chosen, q = self.choose(self.logits(scored), sampling, None if uniforms is None else uniforms[:, step])
+            tokens.append(chosen)
+            if q is not None:
+                probs.append(q)
         return self.drafts(torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs else None)
+
+    def expansion(self, sequences: Seq[Sequence], depth: int) -> Expansion:
+        return RecurrentExpansion(self, sequences)
 
     # The steps, separately callable ---------------------------------------------------------------------------------
 
     def extend(self, sequences: Seq[Sequence]) -> tuple[Tensor, Tensor]:
         """Run the waiting features through the network and keep them; state and scored state [R, H] of the last row."""
-        states = [s.drafter_state for s in sequences]
-        waiting = [torch.cat(state.waiting) for state in states]
-        counts = [len(part) for part in waiting]
-        starts = [self.cache.lengths[state.slot] for state in states]
-        ids = [s.ids[a + 1 : a + 1 + n] for s, a, n in zip(sequences, starts, counts, strict=True)]
-        tokens = torch.tensor([token for part in ids for token in part], device=self.device)
-        hidden, scored = self.step(tokens, torch.cat(waiting), self.rows(sequences, starts, counts), 0)
-        for state, count in zip(states, counts, strict=True):
-            self.cache.keep(state.slot, range(count))
-            state.waiting.clear()
+        counts = [sum(len(part) for part in s.drafter_state.waiting) for s in sequences]
+        hidden, scored = self._absorb(sequences, counts)
         last = torch.tensor(counts, device=self.device).cumsum(0) - 1
         return hidden[last], scored[last]
+
+    def _absorb(self, sequences: Seq[Sequence], counts: Seq[int]) -> tuple[Tensor, Tensor]:
+        """Run each request's first `counts[r]` waiting features and keep their columns; states of all rows [N, H]."""
+        starts = [self.cache.lengths[s.drafter_state.slot] for s in sequences]
+        tokens, features = self.take(sequences, counts)
+        hidden, scored = self.step(
+            torch.tensor([token for part in tokens for token in part], device=self.device),
+            torch.cat(features),
+            self.rows(sequences, starts, counts),
+            0,
+        )
+        for sequence, count in zip(sequences, counts, strict=True):
+            self.cache.keep(sequence.drafter_state.slot, range(count))
+        return hidden, scored
+
+    def take(self, sequences: Seq[Sequence], counts: Seq[int]) -> tuple[list[list[int]], list[Tensor]]:
+        """Remove each request's first `counts[r]` waiting features [n, H]; with each goes the token behind it."""
+        tokens, features = [], []
+        for sequence, count in zip(sequences, counts, strict=True):
+            state = sequence.drafter_state
+            waiting = torch.cat(state.waiting)
+            start = self.cache.lengths[state.slot]
+            tokens.append(sequence.ids[start + 1 : start + 1 + count])
+            features.append(waiting[:count])
+            state.waiting = [waiting[count:]] if count < len(waiting) else []
+        return tokens, features
+
+    def uniforms(self, sequences: Seq[Sequence], n: int) -> Tensor | None:
+        """The next `n` random numbers [R, n], on the drafter's device; None where drafts are the likeliest."""
+        if sequences[0].sampling.drafting_temperature == 0:
+            return None
+        drawn = torch.stack([s.uniforms(n) for s in sequences])
+        return drawn.to(self.device, widest_float(self.device), non_blocking=True)
+
+    def choose(self, logits: Tensor, sampling: Sampling, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Draft logits [N, dV] and random numbers [N] to target ids [N] and the law [N, V] they were drawn from."""
+        if uniforms is None:
+            return self.to_target_ids(logits.argmax(-1)), None
+        q = probabilities(logits, sampling.drafting_temperature, sampling.top_k, sampling.top_p)
+        return self.to_target_ids(sample(q, uniforms)), self.in_target_vocabulary(q)
 
     def step(self, tokens: Tensor, feature: Tensor, rows: PackedRows, index: int) -> tuple[Tensor, Tensor]:
         """Tokens [N] and features [N, H] to the state fed back [N, H] and what the head reads [N, H]."""
@@ -171,10 +213,10 @@ class RecurrentDrafter(nn.Module):
         return PackedRows([s.drafter_state.slot for s in sequences], starts, counts, self.device)
 
     def in_target_vocabulary(self, q: Tensor) -> Tensor:
-        """Draft probabilities [R, dV] over the target's ids [R, V]; ids without a draft row have none."""
+        """Draft probabilities [..., dV] over the target's ids [..., V]; ids without a draft row have none."""
         if self.d2t is None:
             return q
-        return q.new_zeros(len(q), self.spec.vocab_size).index_copy_(1, self.d2t, q)
+        return q.new_zeros(*q.shape[:-1], self.spec.vocab_size).index_copy_(-1, self.d2t, q)
 
     def drafts(self, tokens: Tensor, probs: Tensor | None) -> list[Draft]:
         """Chains from tokens [R, K] and distributions [R, K, V], on the target's device."""

@@ -33,9 +33,9 @@ class AnchorBlocks(PackedRows):
         """[A * B]: blocks overlap in position, never in column."""
         return (self.anchors[:, None] + torch.arange(self.block, device=self.device)).flatten()
 
-    def mask(self, window: int | None = None, causal: bool = False) -> Tensor:
-        """Additive float32 mask [1, 1, A * B, columns], made once a forward for each window and causality."""
-        key = (window, causal)
+    def mask(self, window: int | None = None, causal: bool = False, from_anchor: bool = False) -> Tensor:
+        """Additive float32 mask [1, 1, A * B, columns], made once a forward; the arguments are `PackedRows.mask`'s."""
+        key = (window, causal, from_anchor)
         if key not in self._masks:
             column = torch.arange(self.columns, device=self.device)
             row = torch.arange(self.n, device=self.device)
@@ -49,7 +49,10 @@ class AnchorBlocks(PackedRows):
             if window:
                 where = column.clone()  # of a feature: its column; of a block's row: its position
                 where[committed : committed + self.n] = self.positions
-                visible = visible & ((self.positions[:, None] - where).abs() < window)
+                if from_anchor:
+                    visible = visible & (where >= self.anchors.repeat_interleave(self.block)[:, None] - window)
+                else:
+                    visible = visible & ((self.positions[:, None] - where).abs() < window)
             zero = torch.zeros((), device=self.device)
             self._masks[key] = torch.where(visible, zero, HIDDEN)[None, None]
         return self._masks[key]
@@ -93,18 +96,18 @@ class HeadWalk:
             self._state = self._state[kept]
 
     def step(self, prev: Tensor, base: Tensor | None = None) -> Tensor:
-        """Draft logits [rows, V] of the next position, given the token [rows] before it.
+        """Draft logits [rows, V] of the next position, given the token [rows] before it; -inf where no draft row is.
 
-        `base` [rows, V]: the logits before the sequential head, where the caller has them already.
+        `base` [rows, dV]: the logits before the sequential head, where the caller has them already.
         """
         hidden = self.hidden[self.rows, self._k]  # [rows, H]
         base = self.base() if base is None else base
         self._k += 1
-        if self.drafter.markov is None or self._state is None:
-            return base
-        code, self._state = self.drafter.markov.step(self._state, prev, hidden)
-        return self.drafter.markov.corrected(base, code)
+        if self.drafter.markov is not None and self._state is not None:
+            code, self._state = self.drafter.markov.step(self._state, prev, hidden)
+            base = self.drafter.markov.corrected(base, code)
+        return self.drafter.in_target_vocabulary(base, -torch.inf)
 
     def base(self) -> Tensor:
-        """Logits [rows, V] of the next position before the sequential head."""
+        """Logits [rows, dV] of the next position before the sequential head."""
         return self.drafter.base_logits(self.hidden[self.rows, self._k].unsqueeze(1))[:, 0]

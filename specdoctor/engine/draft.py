@@ -13,6 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specdoctor.engine.sequence import Sequence
+    from specdoctor.engine.trees import Tree
 
 
 @dataclass(slots=True)
@@ -72,7 +73,10 @@ class Drafter(Protocol):
         """Take up new requests, before their prefill."""
 
     def observe(self, sequences: Seq["Sequence"], taps: Tensor, counts: Seq[int]) -> None:
-        """Take the target's tapped states [N, len(taps) * H] of newly committed tokens, `counts[r]` rows a sequence."""
+        """Take the target's tapped states [N, len(taps) * H] of newly committed tokens, `counts[r]` rows a sequence.
+
+        Not called for a drafter without taps: it finds what was committed in `sequence.ids`.
+        """
 
     def propose(self, sequences: Seq["Sequence"], budget: int) -> list[Draft]:
         """Propose up to `budget` tokens below each sequence's anchor. All sequences share their sampling settings."""
@@ -81,5 +85,14 @@ class Drafter(Protocol):
         """Forget a request."""
 
 
+class TreeDrafter(Drafter, Protocol):
+    """A drafter that can also propose trees."""
+
+    def propose_tree(self, sequences: Seq["Sequence"], tree: "Tree", budget: int) -> list[Draft]:
+        """Propose a tree of at most `budget` levels below each sequence's anchor."""
+
+
 # Trims each draft to what is worth verifying; may look only at what comes before the node it decides on.
 Schedule = Callable[[Seq["Sequence"], Seq[Draft]], list[Draft]]
+# Most tokens to draft for a sequence in its next round; may look only at what is committed.
+DraftLength = Callable[["Sequence"], int]

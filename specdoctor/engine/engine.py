@@ -1,23 +1,29 @@
 """The decode loop: prefill once, then rounds of draft, trim, verify, accept, commit.
 
 Contract: lossless. Greedy output equals the target's own greedy output token for token in float32; sampled output has
-the target's own distribution. `Engine` holds no request state: `Sequence` does.
+the target's own distribution, unless the caller asks for a lossy acceptance by name. `Engine` holds no request state:
+`Sequence` does.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from specdoctor.engine.clock import PhaseClock
-from specdoctor.engine.draft import Draft, Drafter, Schedule
+from specdoctor.engine.draft import Draft, Drafter, DraftLength, Schedule, TreeDrafter
 from specdoctor.engine.rows import PackedRows
 from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.target import PREFILL_ROWS, Target, TargetOutput
+from specdoctor.engine.trees import Tree, node_depths, rows_visible
+from specdoctor.engine.typical import verify_typical
 from specdoctor.engine.verify import Verdict, verify
 from specdoctor.errors import SpecdoctorError
 from specdoctor.metrics.record import RoundRecord
+
+ACCEPTANCE = {"lossless": verify, "typical": verify_typical}
 
 
 class Engine:
@@ -30,9 +36,23 @@ class Engine:
         *,
         draft_tokens: int | None = None,
         schedule: Schedule | None = None,
+        tree: Tree | None = None,
+        draft_length: DraftLength | None = None,
+        acceptance: str = "lossless",
         arm: str = "",
     ) -> None:
-        self.target, self.drafter, self.schedule = target, drafter, schedule
+        """`tree` lets the drafter propose trees of that shape; `draft_tokens` is then their depth.
+
+        `draft_length` varies the length of drafts from round to round, up to `draft_tokens`. `acceptance` "typical" is
+        Medusa's rule, which is LOSSY when sampling and for chains only.
+        """
+        self.target, self.drafter, self.schedule, self.tree = target, drafter, schedule, tree
+        self.draft_length, self.acceptance = draft_length, acceptance
+        self._judge = ACCEPTANCE[acceptance]
+        if tree is not None:
+            if not hasattr(drafter, "propose_tree"):
+                raise SpecdoctorError(f"--tree: the drafter {getattr(drafter, 'name', 'none')} proposes chains only")
+            draft_tokens = tree.depth
         self.draft_tokens = 0 if drafter is None else drafter.default_draft if draft_tokens is None else draft_tokens
         if drafter is not None and not 0 < self.draft_tokens <= drafter.max_draft:
             raise SpecdoctorError(
@@ -96,7 +116,7 @@ class Engine:
         clock.mark("schedule")
         rows, output = self._verify(sequences, drafts)
         clock.mark("verify")
-        verdicts = verify(sequences, drafts, output.logits)
+        verdicts = self._judge(sequences, drafts, output.logits)
         clock.mark("accept")
         # Read now, while the device is idle: after the drafter's next kernels are queued it would wait for them.
         confidences = _on_host([draft.confidence for draft in proposed])
@@ -120,13 +140,21 @@ class Engine:
             return drafts
         by_budget: dict[int, list[int]] = {}
         for r, sequence in enumerate(sequences):
-            room = self.target.max_positions - len(sequence.ids)
+            room = min(self.draft_tokens, self.target.max_positions - len(sequence.ids))
+            if self.draft_length is not None:
+                room = min(room, self.draft_length(sequence))
             if room > 0:
-                by_budget.setdefault(min(self.draft_tokens, room), []).append(r)
+                by_budget.setdefault(room, []).append(r)
         for budget, members in by_budget.items():
-            for r, draft in zip(members, self.drafter.propose([sequences[r] for r in members], budget), strict=True):
+            for r, draft in zip(members, self._drafts([sequences[r] for r in members], budget), strict=True):
                 drafts[r] = draft
         return drafts
+
+    def _drafts(self, sequences: list[Sequence], budget: int) -> list[Draft]:
+        assert self.drafter is not None
+        if self.tree is None:
+            return self.drafter.propose(sequences, budget)
+        return cast(TreeDrafter, self.drafter).propose_tree(sequences, self.tree, budget)
 
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> tuple[PackedRows, TargetOutput]:
         anchors = torch.tensor([s.anchor for s in sequences], device=self.target.device)
@@ -136,7 +164,13 @@ class Engine:
             ids = torch.cat([part for r, draft in enumerate(drafts) for part in (anchors[r : r + 1], draft.tokens)])
         slots = [s.slot for s in sequences if s.slot is not None]
         starts = [self.target.cache.lengths[slot] for slot in slots]
-        rows = PackedRows(slots, starts, [len(draft) + 1 for draft in drafts], self.target.device)
+        counts, device = [len(draft) + 1 for draft in drafts], self.target.device
+        if all(draft.is_chain for draft in drafts):
+            rows = PackedRows(slots, starts, counts, device)
+        else:
+            visible = [rows_visible(draft.parents, device) for draft in drafts]
+            depths = [(0, *node_depths(draft.parents)) for draft in drafts]
+            rows = PackedRows(slots, starts, counts, device, visible, depths)
         return rows, self.target.forward(rows, ids, taps=self.taps)
 
     def _commit(self, sequences: list[Sequence], verdicts: list[Verdict]) -> list[list[int]]:
@@ -184,6 +218,7 @@ class Engine:
             verified=len(draft),
             accepted=len(verdict.path),
             committed_ids=committed,
+            depth=None if draft.is_chain else max(node_depths(draft.parents)),
             outcomes=_outcomes(whole, draft, verdict),
             confidence=confidence,
             stop=sequence.stop_reason,

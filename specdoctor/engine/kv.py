@@ -63,6 +63,11 @@ class KVCache:
             self._close_gaps(slot, start, rows)
         self.lengths[slot] = start + len(rows)
 
+    def cut(self, slot: int, length: int) -> None:
+        """Forget the committed columns from `length` on; what comes next is written over them."""
+        assert length <= self.lengths[slot]
+        self.lengths[slot] = length
+
     @torch.inference_mode()  # as the tensors were made
     def _close_gaps(self, slot: int, start: int, rows: Seq[int]) -> None:
         source = torch.tensor([start + row for row in rows], device=self.device)
@@ -78,7 +83,10 @@ class KVCache:
         self._columns = max(self._columns, columns)
         pair = self._layers.get(layer)
         if pair is None or pair[0].shape[0] < len(self.lengths) or pair[0].shape[2] < columns:
-            width = self._columns if pair is None else max(self._columns, min(2 * pair[0].shape[2], 2 * columns))
+            width = self._columns
+            if pair is not None:  # never narrower than what is held already, and in leaps where it has to grow
+                old = pair[0].shape[2]
+                width = max(width, old if columns <= old else min(2 * old, 2 * columns))
             pair = self._layers[layer] = (
                 self._grown(pair and pair[0], k, width),
                 self._grown(pair and pair[1], v, width),

@@ -28,16 +28,20 @@ class PackedRows:
         device: torch.device,
         visible: Seq[Tensor] | str = "causal",
         depths: Seq[Seq[int]] | None = None,
+        bases: Seq[int] | None = None,
     ) -> None:
         self.slots, self.starts, self.counts = list(slots), list(starts), list(counts)
         self.device = device
-        self.visible = visible  # "causal", "all", or one bool matrix [n_r, n_r] for each sequence
-        self.depths = depths  # tree depth of each row below the first; None: its index (a chain)
+        # Columns from `bases` on are of one tree that is written level by level: `visible` and `depths` are about them.
+        self.bases = self.starts if bases is None else list(bases)
+        self.visible = visible  # "causal", "all", or one bool matrix [n_r, start_r - base_r + n_r] for each sequence
+        # Tree depth of each column from `bases` on, these rows' own included; None: its index (a chain).
+        self.depths = depths
         self.n = max(self.counts)
         needed = max(start + count for start, count in zip(self.starts, self.counts, strict=True))
         self.limit = needed  # above every position and column of this forward
         self.columns = -(-needed // COLUMN_BUCKET) * COLUMN_BUCKET
-        self._masks: dict[tuple[int | None, bool], Tensor] = {}  # by window and causality
+        self._masks: dict[tuple[int | None, bool, bool], Tensor] = {}  # by the arguments of `mask`
 
     @property
     def uniform(self) -> bool:
@@ -50,8 +54,11 @@ class PackedRows:
     @cached_property
     def positions(self) -> Tensor:
         """[N] position of each row: the sequence's committed length plus the row's depth."""
-        depths = self.depths or [range(count) for count in self.counts]
-        flat = [start + d for start, row in zip(self.starts, depths, strict=True) for d in row]
+        if self.depths is None:
+            flat = [start + d for start, count in zip(self.starts, self.counts, strict=True) for d in range(count)]
+        else:
+            rows = zip(self.bases, self.counts, self.depths, strict=True)
+            flat = [base + d for base, count, depths in rows for d in depths[-count:]]
         return torch.tensor(flat, device=self.device)
 
     @cached_property
@@ -94,16 +101,20 @@ class PackedRows:
             return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
         return x[self.row_sequence, :, self.row_offset]
 
-    def mask(self, window: int | None = None, causal: bool = False) -> Tensor:
+    def mask(self, window: int | None = None, causal: bool = False, from_anchor: bool = False) -> Tensor:
         """Additive float32 mask [R, 1, n, columns], made once a forward.
 
-        `window` W leaves keys less than W positions away from the query; `causal` overrides `visible` (layers of one
-        drafter may differ).
+        `window` W leaves keys less than W positions away from the query or, with `from_anchor`, the same keys for every
+        row: from W positions before the sequence's first row on. `causal` overrides `visible` (layers of one drafter
+        may differ).
         """
-        key = (window, causal)
+        key = (window, causal, from_anchor)
         if key not in self._masks:
             visible = self._visible_columns("causal" if causal else self.visible)
-            if window:
+            if window and from_anchor:
+                edges = torch.tensor(self.starts, device=self.device)[:, None, None] - window
+                visible = visible & (self._key_positions()[:, None, :] >= edges)
+            elif window:
                 distance = self._query_positions()[:, :, None] - self._key_positions()[:, None, :]
                 visible = visible & (distance.abs() < window)
             zero = torch.zeros((), device=self.device)
@@ -120,9 +131,10 @@ class PackedRows:
             counts = torch.tensor(self.counts, device=self.device)[:, None, None]
             return (column < starts + counts).expand(-1, self.n, -1)
         assert not isinstance(rule, str)
-        out = (column <= starts).repeat(1, self.n, 1)
-        for r, (start, count) in enumerate(zip(self.starts, self.counts, strict=True)):
-            out[r, :count, start : start + count] = rule[r]
+        bases = torch.tensor(self.bases, device=self.device)[:, None, None]
+        out = (column <= bases).repeat(1, self.n, 1)  # the column at `base` too, for padding rows
+        for r, (base, start, count) in enumerate(zip(self.bases, self.starts, self.counts, strict=True)):
+            out[r, :count, base : start + count] = rule[r]
         return out
 
     def _query_positions(self) -> Tensor:
@@ -132,6 +144,7 @@ class PackedRows:
 
     def _key_positions(self) -> Tensor:
         out = torch.arange(self.columns, device=self.device).repeat(len(self.starts), 1)
-        if self.depths is not None:
-            out[self.row_sequence, self.row_column] = self.positions
+        for r, depths in enumerate(self.depths or []):
+            base = self.bases[r]
+            out[r, base : base + len(depths)] = torch.tensor(depths, device=self.device) + base
         return out

@@ -160,6 +160,15 @@ class Target:
     def lm_head(self) -> nn.Linear:
         return self.model.get_output_embeddings()
 
+    @cached_property
+    def final_norm(self) -> nn.Module:
+        """The norm between the last layer and the LM head."""
+        for name in ("norm", "final_layernorm", "final_layer_norm", "ln_f"):
+            module = getattr(self.decoder, name, None)
+            if isinstance(module, nn.Module):
+                return module
+        raise SpecdoctorError(f"{self.name}: no final norm found in {type(self.decoder).__name__}")
+
     @property
     def stop_ids(self) -> frozenset[int]:
         """End-of-text ids, from the generation config and the model config."""
@@ -214,6 +223,28 @@ class Target:
             logits = logits[logit_rows]
         return TargetOutput(logits, states)
 
+    @torch.inference_mode()
+    def lower(self, rows: PackedRows, input_ids: Tensor, layers: int) -> Tensor:
+        """Run only the first `layers` layers over `input_ids` [N]; their raw output HS[layers] [N, H].
+
+        Their new KV columns are written but not committed, as by `forward`.
+        """
+        run = _Run(rows, self.cache, self.windows, self.attention.compute, self._no_mask)
+        handle = self.layers[layers - 1].register_forward_hook(_leave)
+        try:
+            self.decoder(
+                input_ids=input_ids.unsqueeze(0),
+                position_ids=rows.positions.unsqueeze(0),
+                attention_mask=self._no_mask,
+                use_cache=False,
+                specdoctor_run=run,
+            )
+        except _LeftEarly as left:
+            return left.states
+        finally:
+            handle.remove()
+        raise AssertionError("the decoder did not reach its own layer")
+
     def _check_attention(self, run: "_Run") -> None:
         """A layer with attention code of its own would mix the packed sequences, and only the text would show it."""
         if len(run.layers_seen) < self.num_layers:
@@ -241,6 +272,15 @@ class Target:
                 )
             else:
                 self.layers[index - 1].register_forward_hook(_tap_hook(self._tapped, index))
+
+
+class _LeftEarly(Exception):  # noqa: N818 - no error: how `lower` leaves the model in its middle
+    def __init__(self, states: Tensor) -> None:
+        self.states = states
+
+
+def _leave(module: nn.Module, args: Any, output: Any) -> None:
+    raise _LeftEarly((output[0] if isinstance(output, tuple) else output)[0])
 
 
 def _refuse_incomplete(folder: Path, loaded: dict[str, Any]) -> None:

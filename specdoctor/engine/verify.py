@@ -1,8 +1,11 @@
 """Acceptance: which drafts the target takes, and the token after them. Lossless.
 
-Greedy takes a draft iff it is the target's argmax; sampling is chain rejection sampling (Leviathan et al. 2023,
-Algorithm 1; the DSpark paper, section 2): accept x with probability min(1, p(x)/q(x)), after the first rejection draw
-from the normalised max(p - q, 0), after the last acceptance draw the bonus token from p.
+Greedy takes a draft iff it is the target's argmax; sampling is rejection sampling (Leviathan et al. 2023, Algorithm 1;
+the DSpark paper, section 2): accept x with probability min(1, p(x)/q(x)), after a rejection go on with the normalised
+max(p - q, 0), after the last acceptance draw the bonus token from p. In a tree the next sibling is judged by what the
+rejection left of p (multi-candidate recursive rejection: SpecInfer, Miao et al. 2023; Jeon et al. 2024 for siblings
+drawn without replacement): each sibling's q is the law it was drawn from given those before it, or one-hot where
+siblings are the likeliest tokens.
 """
 
 from collections.abc import Sequence as Seq
@@ -31,7 +34,9 @@ def verify(sequences: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list
     """
     if sequences[0].sampling.greedy:
         return _greedy(drafts, logits)
-    return _chain_rejection(sequences, drafts, logits)
+    if all(draft.is_chain for draft in drafts):
+        return _chain_rejection(sequences, drafts, logits)
+    return _tree_rejection(sequences, drafts, logits)
 
 
 def _greedy(drafts: Seq[Draft], logits: Tensor) -> list[Verdict]:
@@ -58,7 +63,30 @@ def _greedy_path(parents: Seq[int], tokens: Seq[int], best: Seq[int]) -> Verdict
 
 
 def _chain_rejection(sequences: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list[Verdict]:
-    assert all(draft.is_chain for draft in drafts)
+    p, q, tokens, counts, accept_uniform, next_uniform = _stacked(sequences, drafts, logits)
+    accepted, after = rejection_sampling(p, q, tokens, counts, accept_uniform, next_uniform)
+    host = torch.cat([accepted[:, None], after[:, None], tokens], dim=1).tolist()
+    return [Verdict(list(range(n)), [*ids[:n], token]) for n, token, *ids in host]
+
+
+def _tree_rejection(sequences: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> list[Verdict]:
+    p, q, tokens, _, accept_uniform, next_uniform = _stacked(sequences, drafts, logits)
+    K = tokens.shape[1]
+    nowhere = K + 1  # the parent of padding: a place that no walk reaches
+    parents = torch.tensor([[*d.parents, *[nowhere] * (K - len(d))] for d in drafts], device=logits.device)
+    taken, after = tree_rejection_sampling(p, q, tokens, parents, accept_uniform, next_uniform)
+    host = torch.cat([after[:, None], taken.long(), tokens], dim=1).tolist()
+    verdicts = []
+    for next_token, *row in host:
+        path = [node for node in range(K) if row[node]]
+        verdicts.append(Verdict(path, [*(row[K + node] for node in path), next_token]))
+    return verdicts
+
+
+def _stacked(
+    sequences: Seq[Sequence], drafts: Seq[Draft], logits: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    """Padded p [R, K+1, V], q [R, K, V], tokens [R, K], counts [R], and the uniform numbers [R, K] and [R]."""
     sampling = sequences[0].sampling
     device, V, K, R = logits.device, logits.shape[-1], max(map(len, drafts)), len(drafts)
     p = probabilities(logits, sampling.temperature, sampling.top_k, sampling.top_p)
@@ -68,15 +96,12 @@ def _chain_rejection(sequences: Seq[Sequence], drafts: Seq[Draft], logits: Tenso
     accept_uniform = _padded([u[:-1] for u in drawn], K).to(device, widest_float(device))
     next_uniform = torch.stack([u[-1] for u in drawn]).to(device, widest_float(device))
     p = p.view(R, K + 1, V) if min(lengths) == K else _padded(p.split([n + 1 for n in lengths]), K + 1)
-    tokens = _padded([draft.tokens for draft in drafts], K)  # [R, K]
+    tokens = _padded([draft.tokens for draft in drafts], K)
     q = None
     if any(draft.probs is not None for draft in drafts):  # an empty draft has none
         nothing = p.new_zeros(0, V)
         q = _padded([nothing if draft.probs is None else draft.probs for draft in drafts], K)
-    counts = torch.tensor(lengths, device=device)
-    accepted, after = rejection_sampling(p, q, tokens, counts, accept_uniform, next_uniform)
-    host = torch.cat([accepted[:, None], after[:, None], tokens], dim=1).tolist()
-    return [Verdict(list(range(n)), [*ids[:n], token]) for n, token, *ids in host]
+    return p, q, tokens, torch.tensor(lengths, device=device), accept_uniform, next_uniform
 
 
 def rejection_sampling(
@@ -104,6 +129,35 @@ def rejection_sampling(
     # p == q up to rounding leaves no residual mass; then a rejection was rounding too, and p is the right law.
     empty = residual.sum(-1, keepdim=True) <= 1e-9
     return accepted, sample(torch.where(empty, after, residual), next_uniform)
+
+
+def tree_rejection_sampling(
+    p: Tensor, q: Tensor | None, tokens: Tensor, parents: Tensor, accept_uniform: Tensor, next_uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Multi-candidate recursive rejection sampling over trees on the device, batched, without a wait.
+
+    `p` [R, K+1, V], row 0 the anchor's, row i + 1 node i's; `q` [R, K, V] the law that each node was drawn from given
+    its earlier siblings (None: one-hot); `tokens` [R, K]; `parents` [R, K], each before its child, -1 the anchor;
+    uniforms [R, K] and [R]. Returns which nodes were accepted, bool [R, K], and the token after them [R].
+    """
+    R, K = tokens.shape
+    row = torch.arange(R, device=p.device)
+    at = torch.full((R,), -1, device=p.device)  # the last accepted node
+    law = p[:, 0]  # [R, V] what the next token is to be drawn from, after the rejections so far
+    taken = torch.zeros(R, K, dtype=torch.bool, device=p.device)
+    for node in range(K):  # parents stand before children, siblings in order: one pass follows the path
+        token = tokens[:, node : node + 1]
+        asked = parents[:, node] == at
+        q_token = 1.0 if q is None else q[row, node].gather(1, token).squeeze(1)
+        accepted = asked & (accept_uniform[:, node] * q_token < law.gather(1, token).squeeze(1))
+        used = torch.zeros_like(law).scatter_(1, token, 1.0) if q is None else q[:, node]
+        residual = (law - used).clamp_min_(0)
+        mass = residual.sum(-1, keepdim=True)
+        residual = torch.where(mass <= 1e-9, law, residual / mass)  # no mass: the rejection was rounding
+        law = torch.where(accepted[:, None], p[:, node + 1], torch.where(asked[:, None], residual, law))
+        at = torch.where(accepted, node, at)
+        taken[:, node] = accepted
+    return taken, sample(law, next_uniform)
 
 
 def _padded(parts: Seq[Tensor], length: int) -> Tensor:

@@ -11,7 +11,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def resolve_model(name: str, *, progress: bool | None = None) -> Path:
     unknown name, EnvironmentMissingError for a model that cannot be had here: off line, no network, no access.
     """
     shown = sys.stderr.isatty() if progress is None else progress
-    if _is_path(name):
+    if is_path(name):
         folder = Path(name).expanduser()
         check_model_folder(folder)
         return folder
@@ -71,7 +72,8 @@ def is_offline(*variables: str) -> bool:
     return any(value.strip().lower() in ("1", "true", "yes", "on") for value in values)
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether `name` can only mean a path here, and no known name or hub id."""
     looks = name.startswith((os.sep, "/", "./", "../", "~")) or name in (".", "..") or Path(name).is_absolute()
     # owner/name has one separator: more of them can only be a path.
     return looks or name.count("/") > 1 or (bool(name) and Path(name).exists())
@@ -124,7 +126,7 @@ def _build(name: str, folder: Path, shown: bool) -> None:
 
 
 def _hub_folder(repo_id: str, shown: bool) -> Path:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
     if not shown:
@@ -136,16 +138,36 @@ def _hub_folder(repo_id: str, shown: bool) -> Path:
         got = snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=HUB_IGNORED, local_files_only=offline)
         return Path(got)
 
-    try:
+    with hub_errors(repo_id):
         folder = snapshot("*.safetensors")
         if not any(folder.glob("*.safetensors")):
             folder = snapshot("*.bin")
+    try:
+        check_model_folder(folder)
+    except SpecdoctorError as error:
+        raise EnvironmentMissingError(f"{repo_id}: {error}") from None
+    return folder
+
+
+@contextmanager
+def hub_errors(repo_id: str) -> Iterator[None]:
+    """Turns what huggingface_hub raises for a repository into one clear line; a file that is not in it stays as it is.
+
+    Raises `EnvironmentMissingError`: off line, no network, no access, no such repository.
+    """
+    from huggingface_hub import errors
+
+    try:
+        yield
     except errors.LocalEntryNotFoundError as error:
+        offline = is_offline("HF_HUB_OFFLINE")
         why = "downloads are off" if offline else f"the hub cannot be reached ({_first_line(error)})"
         raise EnvironmentMissingError(
             f"{repo_id}: not in the local Hugging Face cache, and {why}; run `specdoctor fetch {repo_id}` once with "
             "network, or give the path of a folder"
         ) from None
+    except errors.EntryNotFoundError:
+        raise
     except errors.GatedRepoError:
         raise EnvironmentMissingError(
             f"{repo_id}: gated; accept its terms at https://huggingface.co/{repo_id} and log in with `hf auth login`"
@@ -156,13 +178,8 @@ def _hub_folder(repo_id: str, shown: bool) -> Path:
         ) from None
     except errors.HFValidationError:
         raise SpecdoctorError(f"{repo_id}: no such folder, and not a valid Hugging Face id (owner/name)") from None
-    except errors.HTTPError as error:  # an answer such as 500, or a connection lost half-way
+    except (errors.HTTPError, ConnectionError) as error:  # an answer such as 500, or a connection lost half-way
         raise EnvironmentMissingError(f"{repo_id}: the hub failed ({_first_line(error)}); try again later") from None
-    try:
-        check_model_folder(folder)
-    except SpecdoctorError as error:
-        raise EnvironmentMissingError(f"{repo_id}: {error}") from None
-    return folder
 
 
 def _first_line(error: BaseException) -> str:

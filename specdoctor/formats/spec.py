@@ -90,6 +90,7 @@ class BlockSpec(DraftSpec):
         return self.block_size if self.row_offset == 1 else self.block_size - 1
 
 
+MOST_LOOKED_UP = 64  # looked-up tokens cost nothing to draft, but each is a row to verify
 MOST_STEPS = 16  # a recurrent drafter has no block; beyond this its state has drifted off what any was trained for
 
 
@@ -107,6 +108,9 @@ class RecurrentSpec(DraftSpec):
     norm_offset: bool = False  # MTP of Qwen3-Next/3.5: RMSNorm is x_hat * (1 + w)
     block_class: str | None = None  # MTP: whose decoder layer it is ("qwen3_next", "deepseek_v3", "mimo", ...)
     mask_id: int | None = None  # P-EAGLE: token of the parallel depths
+    backbone: str | None = None  # EAGLE-3: "gemma4" where its layer is Gemma4's, else the Llama and Qwen3 form
+    v_from_k: bool = False  # as of BlockSpec
+    layer_scalar: bool = False
 
     @property
     def max_draft(self) -> int:
@@ -124,6 +128,7 @@ class MedusaSpec(DraftSpec):
     num_heads: int
     res_layers: int = 1  # ResBlocks a head, all of one head share one module in the reference
     fc_bias: bool = True
+    shared_head: bool = False  # all heads end in one projection to the vocabulary (vLLM: `original_lm_head`)
 
     @property
     def max_draft(self) -> int:
@@ -136,6 +141,7 @@ class CausalLMSpec(DraftSpec):
 
     model_type: str
     draft_tokens: int = 5
+    confidence: str = "max-probability"  # of its next token, before the draw: known from the tokens before it alone
 
     @property
     def max_draft(self) -> int:
@@ -156,4 +162,29 @@ class PromptLookupSpec(DraftSpec):
 
     @property
     def max_draft(self) -> int:
+        return max(MOST_LOOKED_UP, self.draft_tokens)
+
+    @property
+    def default_draft(self) -> int:
+        return self.draft_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyExitSpec(DraftSpec):
+    """A light head on the target's own layer `taps[0]` (docs/early-exit-format.md)."""
+
+    draft_tokens: int = 4
+    own_norm: bool = False  # a final norm of its own; else the target's
+
+    @property
+    def exit_layer(self) -> int:
+        """The target's layers that run before the head."""
+        return self.taps[0]
+
+    @property
+    def max_draft(self) -> int:
+        return MOST_STEPS
+
+    @property
+    def default_draft(self) -> int:
         return self.draft_tokens

@@ -1,24 +1,29 @@
 """The tensors of a checkpoint folder: names and shapes from headers, values on demand. Never runs code from a file.
 
-safetensors (with or without an index) first; where there are none, pickled `.bin`, `.pt` and `.pth` files, which are
-opened memory-mapped by torch's restricted unpickler: it makes tensors and plain containers and refuses all else.
+safetensors (with or without an index) first; where there are none, pickled `.bin`, `.pt` and `.pth` files (see
+`pickled_tensors`). Importing torch takes seconds, so it waits until values, or a pickled file, are read: headers of
+safetensors need none of it.
 """
 
 import json
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from specdoctor.errors import SpecdoctorError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PICKLED = (".bin", ".pt", ".pth")
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
 _DTYPES |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
+
+
+class RefusedPickleError(SpecdoctorError):
+    """A pickled file that asks for something else than tensors, so loading it could run code."""
 
 
 class TensorFolder:
@@ -54,7 +59,7 @@ class TensorFolder:
     def file_of(self, name: str) -> Path:
         return self._file_of[name]
 
-    def load(self, names: list[str]) -> dict[str, Tensor]:
+    def load(self, names: list[str]) -> "dict[str, Tensor]":
         """The values of `names`, in their stored dtype, on the host."""
         out: dict[str, Tensor] = {}
         for path in sorted({self._file_of[name] for name in names}):
@@ -68,43 +73,13 @@ class TensorFolder:
 
     def _header(self, path: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
         if path.suffix in PICKLED:
+            from specdoctor.formats.pickled_tensors import unpickle_tensors
+
             tensors = self._unpickled[path] = unpickle_tensors(path)
             for name, tensor in tensors.items():
                 yield name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         else:
             yield from _safetensors_header(path)
-
-
-def unpickle_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickled file, memory-mapped. Raises `SpecdoctorError` for anything but a mapping of tensors."""
-    try:
-        try:
-            loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            loaded = torch.load(path, map_location="cpu", weights_only=True)  # the format before 1.6 cannot be mapped
-    except pickle.UnpicklingError as error:
-        raise SpecdoctorError(
-            f"{path}: holds something else than tensors ({_reason(error)}), which could run code when loaded, so it is "
-            "refused; get the checkpoint as safetensors"
-        ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
-        raise SpecdoctorError(
-            f"{path}: not a complete torch file ({path.stat().st_size} bytes: {_reason(error)}); fetch or save it again"
-        ) from None
-    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
-        loaded = loaded["state_dict"]
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise SpecdoctorError(f"{path}: holds a {type(loaded).__name__}, expected a mapping of names to tensors")
-    return {str(name): value for name, value in loaded.items()}
-
-
-def _reason(error: Exception) -> str:
-    """What a long message of torch says in its first sentence, or the refused name in it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    refused = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), "")
-    return (refused or (lines[0] if lines else type(error).__name__))[:160].rstrip(".")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -137,12 +112,17 @@ def _shards(index: Path) -> list[Path]:
     return files
 
 
+def torch_dtype(name: str) -> str:
+    """safetensors' name of a dtype as torch writes it; as it is where there is no such thing."""
+    return _DTYPES.get(name, name)
+
+
 def _safetensors_header(path: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="numpy") as file:  # whatever the framework, only the header is read here
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
                 part = file.get_slice(name)
-                yield name, tuple(part.get_shape()), _DTYPES.get(part.get_dtype(), part.get_dtype())
+                yield name, tuple(part.get_shape()), torch_dtype(part.get_dtype())
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size
         raise SpecdoctorError(

@@ -9,7 +9,10 @@ from typing import Any
 
 from specdoctor.drafters.block import BlockDrafter
 from specdoctor.errors import ExitCode, SpecdoctorError
+from specdoctor.formats.drafts.detect import detect
+from specdoctor.formats.drafts.read import describe, open_draft
 from specdoctor.formats.sources import cache_root
+from specdoctor.formats.spec import BlockSpec
 from specdoctor.measure.accept import AcceptRun, AcceptSettings, measure_acceptance
 from specdoctor.measure.accept_result import accept_result
 from specdoctor.measure.arms import EngineArm
@@ -18,7 +21,7 @@ from specdoctor.measure.corpus import Corpus, Manifest
 from specdoctor.measure.cost_table import CostTable
 from specdoctor.measure.prompts import TemplateRecord, load_tokenizer
 from specdoctor.measure.token_classes import token_classes
-from specdoctor.measure.workload import BenchRequest, Workload, load_workload
+from specdoctor.measure.workload import BenchRequest, Workload, draft_sources, load_workload
 from specdoctor.metrics.round_cost import RoundCost
 
 CALIBRATION = "calibration.json"  # beside a drafter's weights: `temperatures`, one for each draft position
@@ -58,6 +61,7 @@ def run_accept_request(request: AcceptRequest, on_progress: Callable[[Progress],
         seed=request.workload.seed,
     )
     settings.check()
+    _refuse_other_drafters(request.workload)
     load = load_workload(request.workload)
     settings.sampling = load.settings.sampling(0)
     settings.max_new_tokens = load.settings.max_new_tokens
@@ -83,6 +87,27 @@ def run_accept_request(request: AcceptRequest, on_progress: Callable[[Progress],
         temperatures=temperatures,
     )
     return result | {"command": sys.argv, "exit_code": int(_exit_code(run))}
+
+
+def _refuse_other_drafters(request: BenchRequest) -> None:
+    """Name a drafter that accept cannot judge before a target is loaded for it."""
+    for name, source in draft_sources(request).items():
+        if request.arms and name not in request.arms:
+            continue
+        found = f"a prompt look-up ({source})" if isinstance(source, str) else _other_kind(source)
+        if found:
+            raise SpecdoctorError(
+                f"accept: {name} is {found}, expected a DSpark or DFlash drafter; measure others with `specdoctor "
+                "bench`"
+            )
+
+
+def _other_kind(folder: Path) -> str:
+    """What a checkpoint is when it is no block drafter, else an empty string."""
+    config, tensors = open_draft(folder)
+    found = detect(config, tensors)
+    spec = describe(folder, config, tensors, found).spec
+    return "" if isinstance(spec, BlockSpec) else f"{found.title} ({spec.algorithm})"
 
 
 def _exit_code(run: AcceptRun) -> ExitCode:

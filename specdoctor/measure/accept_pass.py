@@ -140,7 +140,9 @@ class AcceptancePass:
                 array = result.accept if label is None else result.by_temperature[label]
                 array[at, k] = taken.cpu().numpy()
             if result.rank is not None:
-                rank = (logits > logits.gather(-1, y[:, None])).sum(-1)
+                own = logits.gather(-1, y[:, None])
+                rank = (logits > own).sum(-1)
+                rank[own.squeeze(-1) == -torch.inf] = logits.shape[-1]  # no draft row: out of any tree's reach
                 alive[rows, -1] &= rank < self.options.tree_width
                 result.rank[at, k] = rank.cpu().numpy()
             prev = tokens[:, k]

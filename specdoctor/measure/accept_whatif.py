@@ -42,11 +42,16 @@ def what_if(arm: AcceptArm, settings: AcceptSettings, cost: RoundCost | None) ->
     for row in rows["draft_temperature"]:
         row.setdefault("draft_temperature", settings.sampling.draft_temperature)  # the run's own
     rows["vocabulary"] = _paired_ceilings(rows["vocabulary"], texts, arm)
+    own = _own_vocabulary(texts, arm, seed)
     rules = [
         {"rule": rule.name, "formula": rule.formula} | _figures(follow_rule(texts, rule), cost, seed)
         for rule in length_rules(arm.draft_tokens)
     ]
-    result: dict[str, Any] = rows | {"length_rule": rules, "tree_coverage": _trees(texts, arm, seed)}
+    result: dict[str, Any] = rows | {
+        "draft_vocabulary": own,
+        "length_rule": rules,
+        "tree_coverage": _trees(texts, arm, seed),
+    }
     if cost is not None:
         result["best_K"] = _best_length(rows["draft_tokens"], cost)
     return result
@@ -163,6 +168,24 @@ def _paired_ceilings(
             }
         )
     return out
+
+
+def _own_vocabulary(texts: Sequence[TextAcceptance], arm: AcceptArm, seed: int) -> dict[str, Any] | None:
+    """Of a drafter whose vocabulary is a part of the target's: the share of the texts' tokens that it can propose, and
+    tau of a drafter that is perfect on those: no training lifts this one above it (formats page 3.11). Else None."""
+    d2t = arm.drafter.d2t
+    if d2t is None:
+        return None
+    reachable = np.zeros(arm.drafter.spec.vocab_size, np.bool_)
+    reachable[d2t.cpu().numpy()] = True
+    ceiling = Variant("ceiling", arm.draft_tokens, arm.variant.threshold, allowed=lambda text: reachable, perfect=True)
+    inside = sum(int(reachable[text.tokens[1 : text.length]].sum()) for text in texts)
+    total = sum(max(0, text.length - 1) for text in texts)
+    return {
+        "rows": len(d2t),
+        "coverage": inside / total if total else None,
+        "tau_ceiling": _figures(follow(texts, [ceiling])[0], None, seed)["tau_step"],
+    }
 
 
 def _trees(texts: Sequence[TextAcceptance], arm: AcceptArm, seed: int) -> list[dict[str, Any]]:

@@ -129,7 +129,9 @@ def _sample_costs(run: BenchRun, batch: list[RequestRun], prompt: Prompt) -> Non
         # The middle of the answer stands for its context length.
         ids = prompt.ids + request.completion_ids[: len(request.completion_ids) // 2]
         tau = sum(r.committed for r in request.records) / len(request.records)
-        sample_costs(arm.engine, ids, run.costs.setdefault(arm.name, BareCosts()), round(tau), run.settings.sampling(0))
+        drafted = sum(r.drafted for r in request.records) / len(request.records)  # below K where its length varies
+        costs = run.costs.setdefault(arm.name, BareCosts())
+        sample_costs(arm.engine, ids, costs, round(tau), run.settings.sampling(0), max(1, round(drafted)))
 
 
 def _find_divergences(run: BenchRun, prompt_ids: dict[str, list[int]]) -> None:

@@ -12,6 +12,7 @@ from specdoctor.measure.arms import EngineArm, HuggingFaceArm, RequestRun
 from specdoctor.measure.bench import BASELINE, BenchRun, prompt_totals
 from specdoctor.measure.cost_table import CostTable
 from specdoctor.measure.costs import BareCosts
+from specdoctor.measure.drafting import vocabulary_facts
 from specdoctor.measure.environment import environment
 from specdoctor.metrics.acceptance import AcceptanceSummary, summarise
 from specdoctor.metrics.estimate import Estimate
@@ -93,6 +94,8 @@ def _draft(arm: Any) -> dict[str, Any] | None:
         "draft_tokens": arm.engine.draft_tokens,
         "device": str(drafter.device),
         "dtype": str(drafter.dtype).removeprefix("torch."),
+        "quantized": getattr(drafter, "quantized", None),
+        "vocabulary": vocabulary_facts(drafter),
     }
 
 

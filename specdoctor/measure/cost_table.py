@@ -136,22 +136,24 @@ def measure_drafter(
     contexts: Sequence[int] = CONTEXTS,
     repeats: int = 7,
 ) -> list[Point]:
-    """Median seconds of a whole draft (features of `kept_rows` committed tokens, then the proposal) by context."""
+    """Median seconds of a whole draft (features of `kept_rows` committed tokens, then the proposal) by context.
+
+    Each draft commits `kept_rows` tokens more, as a round does, so the context grows a little while it is measured.
+    """
     points = []
-    width = len(drafter.taps) * target.hidden_size
+    kept = max(kept_rows, 1)
     for context in contexts:
-        if context + draft_tokens + kept_rows > target.max_positions:
+        if context + draft_tokens + (repeats + 1) * kept > target.max_positions:
             continue
         request = Request([0] * (context + 1), max_new_tokens=1)
         drafter.begin([request])
         try:
-            fresh = torch.randn(max(kept_rows, 1), width, device=target.device, dtype=target.dtype)
             for start in range(0, context, PREFILL_ROWS):
-                n = min(PREFILL_ROWS, context - start)
-                drafter.observe([request], torch.randn(n, width, device=target.device, dtype=target.dtype), [n])
+                _observe_noise(target, drafter, request, min(PREFILL_ROWS, context - start))
 
-            def draft(request: Request = request, fresh: torch.Tensor = fresh) -> None:
-                drafter.observe([request], fresh, [len(fresh)])
+            def draft(request: Request = request) -> None:
+                request.ids += [0] * kept
+                _observe_noise(target, drafter, request, kept)
                 drafter.propose([request], draft_tokens)
 
             seconds = [timed(target.device, draft) for _ in range(repeats + 1)][1:]
@@ -159,6 +161,13 @@ def measure_drafter(
         finally:
             drafter.end(request)
     return points
+
+
+def _observe_noise(target: Target, drafter: Drafter, request: Request, n: int) -> None:
+    """Let the drafter take `n` committed tokens with arbitrary states, unless it reads none."""
+    if drafter.taps:
+        width = len(drafter.taps) * target.hidden_size
+        drafter.observe([request], torch.randn(n, width, device=target.device, dtype=target.dtype), [n])
 
 
 def fill_context(target: Target, slot: int, context: int) -> None:

@@ -26,12 +26,24 @@ class BareCosts:
 
 
 @torch.inference_mode()
-def sample_costs(engine: Engine, ids: list[int], costs: BareCosts, kept_rows: int, sampling: Sampling) -> None:
-    """Add a sample: after `ids`, a forward of 1 row, of K + 1 rows, and a whole draft with `kept_rows` new features."""
+def sample_costs(
+    engine: Engine,
+    ids: list[int],
+    costs: BareCosts,
+    kept_rows: int,
+    sampling: Sampling,
+    draft_tokens: int | None = None,
+) -> None:
+    """Add a sample: after `ids`, a forward of 1 row, of K + 1 rows, and a whole draft with `kept_rows` new features.
+
+    K is `draft_tokens`, where drafts vary in length that of the usual one; None: the engine's own.
+    """
     target, drafter = engine.target, engine.drafter
     assert drafter is not None
-    K = engine.draft_tokens
-    ids = ids[: target.max_positions - K - 1]  # the block has to fit behind
+    K, most = draft_tokens or engine.draft_tokens, target.max_positions
+    kept = max(1, min(kept_rows, K + 1))
+    # Behind the prompt fits either the block, or what the timed draft commits with a draft behind it.
+    ids = ids[: max(1, most - max(K + 1, 1 + kept + K))]
     sequence = Sequence(ids, max_new_tokens=1, sampling=sampling)
     try:
         engine.prefill([sequence])
@@ -43,16 +55,16 @@ def sample_costs(engine: Engine, ids: list[int], costs: BareCosts, kept_rows: in
             return PackedRows([sequence.slot], [start], [n], target.device)  # type: ignore[list-item]
 
         taps = target.forward(rows(K + 1), block, taps=engine.taps).taps
-        assert taps is not None
         target.forward(rows(1), block[:1])
         drafter.propose([sequence], K)
         costs.context.append(start)
         costs.target_one.append(timed(target.device, lambda: target.forward(rows(1), block[:1])))
         costs.target_block.append(timed(target.device, lambda: target.forward(rows(K + 1), block, taps=engine.taps)))
-        kept = max(1, min(kept_rows, K + 1))
+        sequence.ids += block[:kept].tolist()  # a drafter reads the tokens that it is told of, the new anchor included
 
         def draft() -> None:
-            drafter.observe([sequence], taps[:kept], [kept])
+            if taps is not None:
+                drafter.observe([sequence], taps[:kept], [kept])
             drafter.propose([sequence], K)
 
         costs.draft.append(timed(target.device, draft))

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from specdoctor.drafters.block import BlockDrafter
+from specdoctor.engine.draft import Drafter
 from specdoctor.engine.target import Target
 
 
-def landmarks(target: Target, drafter: BlockDrafter) -> dict[str, int]:
+def landmarks(target: Target, drafter: Drafter) -> dict[str, int]:
     """Name to number, for `specdoctor.metrics.change_point`. Names say where the number stands."""
     found: dict[str, int] = {}
     windows = {window for window in target.windows if window}

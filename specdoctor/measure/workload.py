@@ -9,13 +9,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdoctor.drafters.load import load_drafter
 from specdoctor.engine.engine import Engine
 from specdoctor.engine.target import Target
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.sources import resolve_model
 from specdoctor.measure.arms import Arm, EngineArm, HuggingFaceArm
 from specdoctor.measure.bench import BASELINE, BenchSettings
+from specdoctor.measure.drafting import (
+    Drafting,
+    DraftSource,
+    acceptance_record,
+    draft_name,
+    drafting_engine,
+    find_draft,
+    open_drafter,
+)
 from specdoctor.measure.prompts import (
     Prompt,
     RawPrompt,
@@ -28,7 +36,6 @@ from specdoctor.measure.prompts import (
     template_record,
 )
 from specdoctor.measure.scenarios import Scenario, load_scenario
-from specdoctor.scheduling.confidence import confidence_threshold
 
 
 @dataclass(slots=True)
@@ -51,6 +58,10 @@ class BenchRequest:
     top_p: float = 1.0
     draft_temperature: str | None = None
     confidence_threshold: float | None = None
+    dynamic_k: str = "constant"
+    vocabulary: str = "auto"
+    draft_quantize: str | None = None
+    lossy_typical_acceptance: bool = False
     ignore_stop: bool = False
     seed: int = 0
     device: str = "auto"
@@ -77,9 +88,13 @@ def load_workload(request: BenchRequest) -> Workload:
     scenario = load_scenario(request.scenario) if request.scenario else None
     settings = _settings(request, scenario)
     settings.sampling(0)  # refuse bad sampling settings before anything is loaded
+    _check_acceptance(request, settings)
     raw = _raw_prompts(request, scenario)
-    folders = _draft_folders(request)
-    wanted = _wanted_arms(request, list(folders))
+    sources = draft_sources(request)
+    wanted = _wanted_arms(request, list(sources))
+    sources = {name: source for name, source in sources.items() if name in wanted}
+    drafting = _drafting(request, scenario)
+    _drafting(request, None).check(list(sources.values()))
     folder = resolve_model(request.target)
     target = Target.load(folder, request.device, request.dtype, request.attention)
     tokenizer = load_tokenizer(folder)
@@ -87,16 +102,20 @@ def load_workload(request: BenchRequest) -> Workload:
     prompts = render(raw, tokenizer, request.template)
     check_ids(prompts, target.vocab_size)
     _check_lengths(prompts, target)
-    arms = _arms(request, scenario, target, folders, wanted)
+    arms = _arms(target, wanted, sources, drafting, scenario.K if scenario else None)
     described = asdict(settings) | {
         "target": request.target,
-        "drafts": {name: str(path) for name, path in folders.items() if name in wanted},
+        "drafts": {name: str(source) for name, source in sources.items()},
         "template": asdict(template),
         "scenario": scenario.name if scenario else None,
         "prompts": str(request.prompts) if request.prompts else "bundled",
         "prompt_hashes": {prompt.id: prompt.text_hash for prompt in prompts},
         "draft_tokens": {arm.name: arm.engine.draft_tokens for arm in arms if isinstance(arm, EngineArm)},
-        "confidence_threshold": _threshold(request, scenario),
+        "confidence_threshold": drafting.threshold,
+        "dynamic_k": request.dynamic_k,
+        "vocabulary": request.vocabulary,
+        "draft_quantize": request.draft_quantize,
+        "acceptance": acceptance_record(drafting.acceptance),
         "draft_device": request.draft_device,
         "draft_dtype": request.draft_dtype,
     }
@@ -131,20 +150,20 @@ def _raw_prompts(request: BenchRequest, scenario: Scenario | None) -> list[RawPr
     return load_bundled(categories, request.max_prompts)
 
 
-def _draft_folders(request: BenchRequest) -> dict[str, Path]:
-    """Arm name to folder; names default to the folder's own."""
-    folders: dict[str, Path] = {}
+def draft_sources(request: BenchRequest) -> dict[str, DraftSource]:
+    """Arm name to drafter; names default to the folder's own."""
+    sources: dict[str, DraftSource] = {}
     for text in request.drafts:
         name, given, path = text.partition("=")
         named = bool(given) and os.sep not in name
-        folder = resolve_model(path if named else text)
-        name = name if named else folder.resolve().name
+        source = find_draft(path if named else text)
+        name = name if named else draft_name(source)
         if not name:
             raise SpecdoctorError(f"--draft {text}: no name before the =; write NAME=FOLDER, or the folder alone")
-        if name in (BASELINE, "hf") or name in folders:
-            raise SpecdoctorError(f"--draft {text}: the arm name {name} is taken; name it with --draft NAME={folder}")
-        folders[name] = folder
-    return folders
+        if name in (BASELINE, "hf") or name in sources:
+            raise SpecdoctorError(f"--draft {text}: the arm name {name} is taken; name it with --draft NAME={source}")
+        sources[name] = source
+    return sources
 
 
 def _wanted_arms(request: BenchRequest, drafts: list[str]) -> list[str]:
@@ -156,17 +175,41 @@ def _wanted_arms(request: BenchRequest, drafts: list[str]) -> list[str]:
     return [name for name in known if name == BASELINE or not request.arms or name in request.arms]
 
 
-def _threshold(request: BenchRequest, scenario: Scenario | None) -> float | None:
-    if request.confidence_threshold is not None:
-        return request.confidence_threshold
-    return scenario.confidence_threshold if scenario else None
+def _drafting(request: BenchRequest, scenario: Scenario | None) -> Drafting:
+    """How to draft: options over the scenario's threshold."""
+    threshold = request.confidence_threshold
+    if threshold is None and scenario is not None:
+        threshold = scenario.confidence_threshold
+    return Drafting(
+        draft_tokens=request.draft_tokens,
+        dynamic_k=request.dynamic_k,
+        threshold=threshold,
+        vocabulary=request.vocabulary,
+        quantize=request.draft_quantize,
+        acceptance="typical" if request.lossy_typical_acceptance else "lossless",
+        device=request.draft_device,
+        dtype=request.draft_dtype,
+    )
+
+
+def _check_acceptance(request: BenchRequest, settings: BenchSettings) -> None:
+    if not request.lossy_typical_acceptance:
+        return
+    if settings.temperature == 0:
+        raise SpecdoctorError(
+            "--lossy-typical-acceptance: a rule for sampling, and the temperature is 0; give --temperature, or leave "
+            "it out"
+        )
+    if not request.drafts:
+        raise SpecdoctorError("--lossy-typical-acceptance: no drafter to apply it to; give one with --draft")
 
 
 def _arms(
-    request: BenchRequest, scenario: Scenario | None, target: Target, folders: dict[str, Path], wanted: list[str]
+    target: Target, wanted: list[str], sources: dict[str, DraftSource], drafting: Drafting, scenario_K: int | None
 ) -> list[Arm]:
-    threshold = _threshold(request, scenario)
-    schedule = None if threshold is None else confidence_threshold(threshold)
+    drafters = {name: open_drafter(source, target, drafting, name) for name, source in sources.items()}
+    if drafters:
+        drafting.check_drafters(list(drafters.values()))
     arms: list[Arm] = []
     for name in wanted:
         if name == BASELINE:
@@ -174,16 +217,7 @@ def _arms(
         elif name == "hf":
             arms.append(HuggingFaceArm(target))
         else:
-            drafter = load_drafter(
-                folders[name], target, name=name, device=request.draft_device, dtype=request.draft_dtype
-            )
-            if schedule is not None and getattr(drafter.spec, "confidence", None) is None:
-                raise SpecdoctorError(
-                    f"--confidence-threshold {threshold}: the drafter {name} has no confidence head; leave the option "
-                    "out or leave the drafter out"
-                )
-            K = request.draft_tokens or (min(scenario.K, drafter.max_draft) if scenario else None)
-            arms.append(EngineArm(name, Engine(target, drafter, draft_tokens=K, schedule=schedule, arm=name)))
+            arms.append(EngineArm(name, drafting_engine(target, drafters[name], drafting, scenario_K)))
     return arms
 
 

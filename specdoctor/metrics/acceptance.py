@@ -35,6 +35,7 @@ class Rounds:
     request_prompt: IntArray  # [Q] prompt of each request
     drafted: IntArray  # [N]
     verified: IntArray  # [N]
+    levels: IntArray  # [N] of the verified draft: of a chain `verified`, of a tree its depth
     accepted: IntArray  # [N]
     committed: IntArray  # [N]
 
@@ -46,22 +47,23 @@ class Rounds:
         arm = one_arm(records)
         prompts: dict[str, int] = {}
         requests: dict[tuple[str, int], int] = {}
-        rows = np.empty((len(records), 6), np.int64)
+        rows = np.empty((len(records), 7), np.int64)
         for row, r in zip(rows, records, strict=True):
             prompt = prompts.setdefault(r.prompt_id, len(prompts))
             request = requests.setdefault((r.prompt_id, r.repeat), len(requests))
-            row[:] = prompt, request, r.drafted, r.verified, r.accepted, r.committed
+            levels = r.verified if r.depth is None else r.depth
+            row[:] = prompt, request, r.drafted, r.verified, levels, r.accepted, r.committed
         request_prompt = np.array([prompts[prompt] for prompt, _ in requests], np.int64)
-        drafted, verified, accepted, committed = rows.T[2:]
-        return cls(arm, rows[:, 0], rows[:, 1], request_prompt, drafted, verified, accepted, committed)
+        drafted, verified, levels, accepted, committed = rows.T[2:]
+        return cls(arm, rows[:, 0], rows[:, 1], request_prompt, drafted, verified, levels, accepted, committed)
 
     def __len__(self) -> int:
         return self.prompt.size
 
     @property
     def depth(self) -> int:
-        """Longest verified draft."""
-        return int(self.verified.max(initial=0))
+        """Longest verified draft, in levels."""
+        return int(self.levels.max(initial=0))
 
 
 Records = Sequence[RoundRecord] | Rounds
@@ -105,7 +107,7 @@ def marginal(records: Records, seed: int = 0) -> list[Estimate]:
     has its own rounds, the long ones being the promising ones, and neither holds.
     """
     rounds = Rounds.of(records)
-    at_risk = [rounds.verified > i for i in range(rounds.depth)]
+    at_risk = [rounds.levels > i for i in range(rounds.depth)]
     return [_rate(rounds, rounds.accepted > i, mask, seed) for i, mask in enumerate(at_risk)]
 
 
@@ -115,7 +117,7 @@ def conditional(records: Records, seed: int = 0) -> list[Estimate]:
     May rise with depth: the survivors are the easy contexts.
     """
     rounds = Rounds.of(records)
-    at_risk = [(rounds.verified > i) & (rounds.accepted >= i) for i in range(rounds.depth)]
+    at_risk = [(rounds.levels > i) & (rounds.accepted >= i) for i in range(rounds.depth)]
     return [_rate(rounds, rounds.accepted > i, mask, seed) for i, mask in enumerate(at_risk)]
 
 
@@ -126,7 +128,7 @@ def waste(records: Records, seed: int = 0) -> Estimate:
 
 
 def efficiency(records: Records, proposal_length: int | None = None, seed: int = 0) -> Estimate:
-    """tau_step / (K + 1): the part of the possible that was reached. K defaults to the longest draft of the arm."""
+    """tau_step / (K + 1): the part of the possible that was reached. K defaults to the longest draft of the arm (of trees: the deepest)."""
     rounds = Rounds.of(records)
     K = int(rounds.drafted.max(initial=0)) if proposal_length is None else proposal_length
     if K < 1:

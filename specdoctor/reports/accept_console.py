@@ -213,6 +213,7 @@ def _sentences(result: Json, console: Console) -> None:
         _line(console, "compare", f"{row['a']} against {row['b']}: tau_step {tau} (paired by prompt)")
     for arm in result["arms"]:
         _speed(arm, console)
+        _ceiling(arm, console)
         _step(arm, console)
         numerics = arm["numerics"]
         odd = numerics.get("argmax_disagreements") or numerics.get("outside_top_k_top_p") or 0
@@ -233,6 +234,18 @@ def _speed(arm: Json, console: Console) -> None:
         "best K",
         f"{text}: {estimate(best['tokens_per_s'], '{:.1f}')} tokens/s against {best['plain_tokens_per_s']:.1f} without "
         f"drafts, x{estimate(best['speedup'])}",
+    )
+
+
+def _ceiling(arm: Json, console: Console) -> None:
+    own = (arm["what_if"] or {}).get("draft_vocabulary")
+    if not own or own["coverage"] is None:
+        return
+    _line(
+        console,
+        "ceiling",
+        f"{arm['name']}: its {own['rows']} draft ids hold {own['coverage']:.1%} of the texts' tokens; a perfect "
+        f"drafter with them has tau_step {estimate(own['tau_ceiling'])}",
     )
 
 

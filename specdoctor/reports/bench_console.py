@@ -42,6 +42,13 @@ def _heading(result: Json, console: Console) -> None:
         f"{prompts} prompts, at most {settings['max_new_tokens']} tokens · {sampling} · seed {settings['seed']}"
     )
     console.print(Text(line), soft_wrap=True)
+    acceptance = settings.get("acceptance") or {"lossless": True}
+    if not acceptance["lossless"]:
+        text = (
+            f"LOSSY: {acceptance['rule']} acceptance (threshold {acceptance['threshold']:g}, alpha "
+            f"{acceptance['alpha']:g}); the drafters' text does not have the target's distribution"
+        )
+        console.print(Text(text, "bold red"), soft_wrap=True)
     if result["interrupted"]:
         console.print(Text("interrupted: what follows is what was complete", "bold yellow"))
     console.print()

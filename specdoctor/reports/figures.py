@@ -17,7 +17,16 @@ PHASE_SERIES = {"draft": 0, "schedule": 4, "verify": 1, "accept": 2, "commit": 3
 OTHER_PHASE = 5
 # Whose time the steps of a profiled round are; the others are nobody's.
 _WHOSE = dict.fromkeys(
-    ("draft backbone", "draft LM head", "sequential head", "confidence head", "draft context"), "draft"
+    (
+        "draft",
+        "draft backbone",
+        "draft context",
+        "draft LM head",
+        "draft sampling",
+        "sequential head",
+        "confidence head",
+    ),
+    "draft",
 ) | {"verify": "verify"}
 
 

@@ -35,7 +35,7 @@ def print_tokenizer_report(document: Mapping[str, Any], console: Console) -> Non
         Text.assemble(("verdict  ", "bold"), (document["summary"], "green" if good else "red")), soft_wrap=True
     )
     print_findings(document["findings"], console)
-    console.print(Text(_closing(document), "dim"), soft_wrap=True)
+    print_closing(document, console)
 
 
 def print_findings(findings: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -53,6 +53,11 @@ def print_findings(findings: Sequence[Mapping[str, Any]], console: Console) -> N
             _print_evidence(finding["evidence"], console)
         if finding["fix"]:
             console.print(Text(f"  fix  {finding['fix']}"), soft_wrap=True)
+
+
+def print_closing(document: Mapping[str, Any], console: Console) -> None:
+    """How many checks ran and what they found, in one line."""
+    console.print(Text(_closing(document), "dim"), soft_wrap=True)
 
 
 def print_rule(code: str, title: str, cost: str, documentation: str, console: Console) -> None:

@@ -1,12 +1,14 @@
 """Progress on stderr: a bar with tokens/s and tau on a terminal, nothing elsewhere."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specdoctor.reports.output import stderr_console
+
+Step = TypeVar("Step")
 
 
 @contextmanager
@@ -29,3 +31,10 @@ def bench_progress() -> Iterator[Callable[[Any], None]]:
             bar.update(task, total=state.total, completed=state.done, description=state.arm, rates=f"{speed} {tau}")
 
         yield on_progress
+
+
+def step_progress(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps, with a bar on a terminal while they last."""
+    console = stderr_console()
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        yield from bar.track(list(steps), description="running")

@@ -9,24 +9,43 @@ from specdoctor.formats.json_config import JsonConfig
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 
-def read_block_common(fields: Fields, config: JsonConfig, tensors: TensorSource, *, sliding_is_causal: bool) -> None:
+def read_block_common(
+    fields: Fields, config: JsonConfig, tensors: TensorSource, *, sliding_is_causal: bool, qk_norm: bool = True
+) -> None:
     """Sizes, layers, RoPE and who supplies embedding and head, from `config` (the object that describes the layers)."""
-    fields.key("hidden_size", config.positive("hidden_size"), "hidden_size")
-    fields.key("vocab_size", config.positive("vocab_size"), "vocab_size")
-    fields.key("rms_norm_eps", float(config.get("rms_norm_eps", (int, float))), "rms_norm_eps")
+    at = config.prefix
+    fields.key("hidden_size", config.positive("hidden_size"), f"{at}hidden_size")
+    fields.key("vocab_size", config.positive("vocab_size"), f"{at}vocab_size")
+    fields.key("rms_norm_eps", float(config.get("rms_norm_eps", (int, float))), f"{at}rms_norm_eps")
     rope = read_rope(config)
-    fields.key("rope", rope, "rope_parameters" if config.has("rope_parameters") else "rope_theta")
-    fields.key("layers", read_layers(config, sliding_is_causal=sliding_is_causal), "num_hidden_layers")
-    fields.key("num_target_layers", config.get("num_target_layers", int, None), "num_target_layers")
+    fields.key("rope", rope, f"{at}rope_parameters" if config.has("rope_parameters") else f"{at}rope_theta")
+    layers = read_layers(config, sliding_is_causal=sliding_is_causal, qk_norm=qk_norm)
+    fields.key("layers", layers, f"{at}num_hidden_layers")
+    fields.key("num_target_layers", config.get("num_target_layers", int, None), f"{at}num_target_layers")
     fields.source("embed_source", "embed_tokens.weight", "embed_tokens.weight" in tensors)
     fields.source("head_source", "lm_head.weight", "lm_head.weight" in tensors)
 
 
-def read_heads(fields: Fields, config: JsonConfig, *, rank: int, enabled: bool, prefix: str = "") -> int:
-    """The Markov and the confidence head; returns the rank (0: no Markov head). `prefix` stands before the keys."""
+def read_heads(
+    fields: Fields,
+    config: JsonConfig,
+    *,
+    rank: int,
+    enabled: bool,
+    prefix: str = "",
+    default_type: str | None = None,
+    default_with_markov: bool | None = None,
+) -> int:
+    """The Markov and the confidence head; returns the rank (0: no Markov head). `prefix` stands before the keys.
+
+    A writer without a default for a key demands it.
+    """
+    missing = {} if default_type is None else {"default": default_type}
+    missing_with = {} if default_with_markov is None else {"default": default_with_markov}
     if rank < 0:
         raise SpecdoctorError(f"{config.path}: key {prefix}markov_rank is {rank}, expected 0 (no head) or more")
-    head = config.get(f"{prefix}markov_head_type", str) if rank > 0 else None
+    config.find(f"{prefix}markov_head_type")  # of no use without a rank
+    head = config.get(f"{prefix}markov_head_type", str, **missing).lower() if rank > 0 else None
     if head is not None and head not in MARKOV_HEADS:
         raise SpecdoctorError(
             f"{config.path}: key {prefix}markov_head_type is {head!r}, expected one of {', '.join(MARKOV_HEADS)}"
@@ -34,7 +53,7 @@ def read_heads(fields: Fields, config: JsonConfig, *, rank: int, enabled: bool, 
     confidence = None
     config.find(f"{prefix}confidence_head_with_markov")  # of no use without the head
     if enabled:
-        with_markov = config.get(f"{prefix}confidence_head_with_markov", bool)
+        with_markov = config.get(f"{prefix}confidence_head_with_markov", bool, **missing_with)
         confidence = "hidden+markov" if with_markov else "hidden"
         if with_markov and rank == 0:
             raise SpecdoctorError(

@@ -1,24 +1,34 @@
 """Canonical names and shapes of a block drafter's tensors (formats page 1.1)."""
 
+from specdoctor.formats.drafts.dflash2_tensors import dflash2_shapes
+from specdoctor.formats.drafts.gemma4_tensors import gemma4_layer_shapes
 from specdoctor.formats.spec import AttentionShape, BlockSpec
 
 
 def block_tensor_shapes(spec: BlockSpec) -> dict[str, tuple[int, ...]]:
-    """Names and shapes [out, in] of the tensors that a block drafter has (formats page 1.1, 1.5)."""
-    H, V, r = spec.hidden_size, spec.vocab_size, spec.markov_rank
+    """Names and shapes [out, in] of the tensors that a block drafter has (formats page 1.1, 1.5, 1.7.2).
+
+    With a reduced draft vocabulary the head and W2 have its rows, and `d2t` holds absolute target ids.
+    """
+    H, V, dV, r = spec.hidden_size, spec.vocab_size, spec.head_rows, spec.markov_rank
     shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (H, len(spec.taps) * H),
+        "fc.weight": (H, len(spec.taps) * (spec.target_hidden_size or H)),
         "hidden_norm.weight": (H,),
         "norm.weight": (H,),
     }
     if spec.embed_source == "checkpoint":
         shapes["embed_tokens.weight"] = (V, H)
     if spec.head_source == "checkpoint":
-        shapes["lm_head.weight"] = (V, H)
+        shapes["lm_head.weight"] = (dV, H)
+    if spec.has_vocabulary_map:
+        shapes["d2t"] = (dV,)
     for i, layer in enumerate(spec.layers):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer_tensor_shapes(layer, H).items()}
+        gemma = spec.backbone == "gemma4"
+        own = gemma4_layer_shapes(layer, H, spec.v_from_k, H) if gemma else layer_tensor_shapes(layer, H)
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
+    shapes |= dflash2_shapes(spec)
     if spec.markov:
-        shapes |= {"markov_head.markov_w1.weight": (V, r), "markov_head.markov_w2.weight": (V, r)}
+        shapes |= {"markov_head.markov_w1.weight": (V, r), "markov_head.markov_w2.weight": (dV, r)}
     if spec.markov == "gated":
         shapes |= {"markov_head.gate_proj.weight": (r, H + r), "markov_head.gate_proj.bias": (r,)}
     if spec.markov == "rnn":

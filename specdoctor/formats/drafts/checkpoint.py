@@ -9,12 +9,17 @@ is computed.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.spec import DraftSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TargetNeededError(SpecdoctorError):
+    """A setting that is left out depends on the target's depth, which was not given; nothing is wrong with the file."""
 
 
 class TensorSource(Protocol):
@@ -31,7 +36,7 @@ class TensorSource(Protocol):
 
     def file_of(self, name: str) -> Path: ...
 
-    def load(self, names: list[str]) -> dict[str, Tensor]: ...
+    def load(self, names: list[str]) -> "dict[str, Tensor]": ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Stored:
 
     name: str
     shape: tuple[int, ...]
-    change: Callable[[Tensor], Tensor] | None = None
+    change: "Callable[[Tensor], Tensor] | None" = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Remark:
     evidence: str
     fix: str = ""
     fatal: bool = False
+    subject: str = ""  # the key or tensor, where it is about one
 
     def line(self) -> str:
         return f"{self.place}: {self.evidence}" + (f"; {self.fix}" if self.fix else "")
@@ -88,14 +94,29 @@ class DraftCheckpoint:
     title: str = ""  # "DeepSpec DSpark or DFlash, Qwen3 backbone"
     evidence: str = ""  # the marker that decided the family
     ignored: Mapping[str, str] = field(default_factory=dict)  # stored tensor name -> why it is not used
+    ignored_keys: Mapping[str, str] = field(default_factory=dict)  # config key -> why it is not used
     remarks: list[Remark] = field(default_factory=list)
 
     @property
     def where(self) -> Path:
         """The file that error lines about settings name."""
-        return self.path / "config.json" if self.path.is_dir() else self.path
+        return self.path if self.path.is_file() else self.path / "config.json"  # a hub id is no folder here
 
-    def load(self) -> dict[str, Tensor]:
+    def missing(self) -> list[str]:
+        """Stored names of the tensors that the config promises and no file has."""
+        return sorted({stored.name for stored in self.tensors.values()} - set(self.source.names()))
+
+    def misshapen(self) -> list[Stored]:
+        """Tensors that are there in another shape than the config gives them, as expected."""
+        wanted = {stored.name: stored for stored in self.tensors.values() if stored.name in self.source}
+        return [stored for name, stored in wanted.items() if self.source.shape(name) != stored.shape]
+
+    def unused(self) -> list[str]:
+        """Stored names that nothing uses and nothing explains."""
+        wanted = {stored.name for stored in self.tensors.values()}
+        return sorted(set(self.source.names()) - wanted - set(self.ignored))
+
+    def load(self) -> "dict[str, Tensor]":
         """All tensors under their canonical names, in their stored dtype, on the host."""
         loaded = self.source.load(sorted({stored.name for stored in self.tensors.values()}))
         return {
@@ -103,44 +124,26 @@ class DraftCheckpoint:
             for name, stored in self.tensors.items()
         }
 
+    def refuse_if_incomplete(self) -> None:
+        """Raise unless every tensor that the config promises is there in its shape."""
+        missing, wrong = self.missing(), self.misshapen()
+        if missing:
+            raise SpecdoctorError(
+                f"{self.path}: tensor {missing[0]} is missing ({len(missing)} in all); its config promises it"
+            )
+        if wrong:
+            name, shape = wrong[0].name, list(wrong[0].shape)
+            raise SpecdoctorError(
+                f"{self.source.file_of(name)}: {name} has shape {list(self.source.shape(name))}, expected {shape} by "
+                "its config"
+            )
+
     def refuse_if_broken(self) -> None:
         """Raise for the first remark that makes the drafter something else than what was trained."""
         fatal = [remark for remark in self.remarks if remark.fatal]
         if fatal:
             more = f" ({len(fatal)} such problems; `specdoctor inspect` lists them)" if len(fatal) > 1 else ""
             raise SpecdoctorError(fatal[0].line() + more)
-
-
-def account(
-    path: Path, source: TensorSource, expected: Mapping[str, Stored], ignored: Mapping[str, str]
-) -> list[Remark]:
-    """Check that every expected tensor is there in its shape; name those that nothing uses.
-
-    Raises `SpecdoctorError` for a missing tensor or a wrong shape. `ignored` maps names, or prefixes that end with a
-    dot or star, to reasons.
-    """
-    wanted = {stored.name: stored.shape for stored in expected.values()}
-    names = set(source.names())
-    missing = sorted(set(wanted) - names)
-    if missing:
-        raise SpecdoctorError(f"{path}: tensor {missing[0]} is missing ({len(missing)} in all); its config promises it")
-    for name, shape in wanted.items():
-        if source.shape(name) != shape:
-            raise SpecdoctorError(
-                f"{source.file_of(name)}: {name} has shape {list(source.shape(name))}, expected {list(shape)} by its "
-                "config"
-            )
-    extra = sorted(name for name in names - set(wanted) if why_ignored(name, ignored) is None)
-    return [
-        Remark(
-            "unknown-tensor",
-            f"{source.file_of(name)}",
-            f"tensor {name} is not used by this format; the config and the weights disagree",
-            "find out what it is: a drafter without it is not the one that was trained",
-            fatal=True,
-        )
-        for name in extra
-    ]
 
 
 def why_ignored(name: str, ignored: Mapping[str, str]) -> str | None:

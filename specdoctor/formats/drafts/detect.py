@@ -5,18 +5,23 @@ whoever loads it by one of them computes something that was never trained.
 """
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.drafts.checkpoint import Remark, TensorSource
+from specdoctor.formats.drafts.early_exit import ARCHITECTURE as EARLY_EXIT
+from specdoctor.formats.drafts.gguf_draft import EARLY_ARCHITECTURES, gguf_architecture
 from specdoctor.formats.json_config import JsonConfig
 
 DEEPSPEC_CLASSES = {
     "Qwen3DSparkModel": ("deepspec", "DeepSpec DSpark or DFlash, Qwen3 backbone"),
     "Gemma4DSparkModel": ("deepspec-gemma4", "DeepSpec DSpark or DFlash, Gemma4 backbone"),
     "Qwen3Eagle3Model": ("deepspec-eagle3", "DeepSpec EAGLE-3, Qwen3 backbone"),
-    "Gemma4Eagle3Model": ("deepspec-eagle3", "DeepSpec EAGLE-3, Gemma4 backbone"),
+    "Gemma4Eagle3Model": ("deepspec-gemma4-eagle3", "DeepSpec EAGLE-3, Gemma4 backbone"),
     "Eagle3DraftModel": ("deepspec-eagle3", "DeepSpec EAGLE-3"),
 }
+_V4_STAGES = (".markov_head.", ".confidence_head.", ".main_proj.")  # no plain MTP layer has them
 SPECULATORS = ("dflash", "dflash2", "dspark", "xpress", "eagle3", "peagle", "mtp", "eagle")
 
 
@@ -30,6 +35,7 @@ class Detected:
 
 def detect(config: JsonConfig, tensors: TensorSource) -> Detected:
     """Name the format. Raises when nothing matches; families without a reader are named all the same."""
+    config = JsonConfig(config.path, config.values)  # looking for markers is not yet reading a key
     found = _by_config(config, tensors) or _by_tensors(config, tensors)
     if found is None:
         raise SpecdoctorError(
@@ -47,19 +53,28 @@ def _architecture(config: JsonConfig) -> str:
 
 def _by_config(config: JsonConfig, tensors: TensorSource) -> Detected | None:
     first = _architecture(config)
+    if (gguf := gguf_architecture(config)) is not None:
+        return _by_gguf(gguf, tensors)
     if config.has("speculators_model_type"):
         kind = config.get("speculators_model_type", str)
         return Detected(f"speculators-{kind}", f"speculators {kind}", f"speculators_model_type {kind}")
+    # Before the classes: NVIDIA writes DeepSpec's class name, other converters write the key as false.
+    bonus = next((k for k in ("dspark_bonus_anchor", "dflash_config.dspark_bonus_anchor") if config.find(k)), None)
+    if bonus:
+        return Detected("nemotron-dspark", "NVIDIA Nemotron DSpark", f"key {bonus}")
+    if first == "Eagle3DraftModel" and "layers.0.layer_scalar" in tensors:  # both backbones go by this name
+        family, title = DEEPSPEC_CLASSES["Gemma4Eagle3Model"]
+        return Detected(family, title, f"architectures {first} with tensor layers.0.layer_scalar")
     if first in DEEPSPEC_CLASSES:
         family, title = DEEPSPEC_CLASSES[first]
         return Detected(family, title, f"architectures {first}")
     if config.has("dspark_block_size"):
         return Detected("deepseek-v4-dspark", "DeepSeek-V4 DSpark inside the target", "dspark_block_size")
-    if config.find("dspark_bonus_anchor") is not None or config.find("dflash_config.dspark_bonus_anchor") is not None:
-        return Detected("nemotron-dspark", "NVIDIA Nemotron DSpark", "dspark_bonus_anchor")
     projector = config.get("dflash_config.projector_type", str, "")
     if projector in ("dspark", "domino"):
         return Detected(f"specforge-{projector}", f"SpecForge {projector}", f"dflash_config.projector_type {projector}")
+    if first == EARLY_EXIT:
+        return Detected("early-exit", "specdoctor early-exit head", f"architectures {first}")
     if first == "DSparkDraftModel":
         return Detected("specforge-dspark", "SpecForge dspark", f"architectures {first}")
     if first == "DFlash2DraftModel":
@@ -69,6 +84,17 @@ def _by_config(config: JsonConfig, tensors: TensorSource) -> Detected | None:
     if first == "PEagleDraftModel":
         return Detected("specforge-peagle", "SpecForge P-EAGLE", f"architectures {first}")
     return None
+
+
+def _by_gguf(arch: str, tensors: TensorSource) -> Detected:
+    evidence = f"general.architecture {arch}"
+    if arch == "dflash" or arch in EARLY_ARCHITECTURES:
+        kind = "DSpark" if "markov_w1.weight" in tensors else "DFlash"
+        kind = "DFlash2" if "selector_hidden.weight" in tensors else kind
+        return Detected("gguf-dflash", f"GGUF {kind}{'' if arch == 'dflash' else ' of an early design'}", evidence)
+    if arch == "eagle3":
+        return Detected("gguf-eagle3", "GGUF EAGLE-3", evidence)
+    return Detected("gguf-other", f"a GGUF of architecture {arch!r}", evidence)
 
 
 def _by_tensors(config: JsonConfig, tensors: TensorSource) -> Detected | None:
@@ -83,6 +109,9 @@ def _by_tensors(config: JsonConfig, tensors: TensorSource) -> Detected | None:
         return Detected("medusa", "Medusa", "key medusa_num_heads, or model_type medusa")
     if any("medusa_lm_head" in tensors.file_of(n).name for n in names[:1]):
         return Detected("medusa", "Medusa", "file medusa_lm_head.pt")
+    stage = next((n for n in names if n.startswith("mtp.") and any(part in n for part in _V4_STAGES)), None)
+    if stage:
+        return Detected("deepseek-v4-dspark", "DeepSeek-V4 DSpark inside the target", f"tensor {stage}")
     mtp_key = next((k for k in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if config.find(k)), None)
     mtp_tensor = next((n for n in names if n.startswith(("mtp.", "model.mtp_layers.")) or ".eh_proj." in n), None)
     if mtp_key or mtp_tensor:
@@ -94,45 +123,74 @@ def _by_tensors(config: JsonConfig, tensors: TensorSource) -> Detected | None:
     return None
 
 
-# Tensor -> the families that may have it. A tensor that is there in another family contradicts its config.
+# Marker -> the families that may have it; a star ends a prefix. One that is there in another family contradicts what
+# the family was recognised by. Tensors count by the start of their name.
+_MARKOV = ("deepspec", "deepspec-gemma4", "specforge-dspark", "speculators-dspark", "deepseek-v4-dspark", "nemotron-*")
 _TENSOR_MARKERS = {
-    "markov_head.": ("deepspec", "deepspec-gemma4", "specforge-dspark", "speculators-dspark", "deepseek-v4-dspark"),
-    "logit_head.": ("specforge-dspark",),
+    "markov_head.": _MARKOV,
+    "confidence_head.": _MARKOV,
+    "logit_head.": ("specforge-dspark", "specforge-domino"),
     "candidate_selector.": ("zlab-dflash2", "speculators-dflash2"),
     "midlayer.": ("eagle3", "speculators-eagle3", "speculators-eagle"),
-    "mask_hidden": ("speculators-peagle", "specforge-peagle"),
+    "mask_hidden": ("speculators-peagle", "specforge-peagle", "eagle3"),
     "prefix_gru.": ("specforge-domino",),
-    "mtp.": ("mtp",),
+    "medusa_head.": ("medusa",),
+    "d2t": ("eagle3", "specforge-peagle", "speculators-*", "gguf*"),
+    "mtp.": ("mtp", "deepseek-v4-dspark"),
     "mtp_layers.": ("speculators-mtp",),
     "model.mtp_layers.": ("mtp",),
 }
-# Config key -> the families that may have it.
 _KEY_MARKERS = {
-    "markov_rank": (*_TENSOR_MARKERS["markov_head."], "nemotron-dspark"),
-    "dflash_config": ("zlab", "zlab-dflash2", "specforge-dspark", "specforge-domino", "nemotron-dspark"),
-    "ttt_length": ("deepspec-eagle3",),
+    "markov_rank": _MARKOV,
+    "dflash_config": ("zlab", "zlab-dflash2", "specforge-dspark", "specforge-domino", "nemotron-*"),
+    "dspark_block_size": ("deepseek-v4-dspark",),
+    "ttt_length": ("deepspec-eagle3", "deepspec-gemma4-eagle3"),
     "medusa_num_heads": ("medusa",),
+    "transformer_layer_config": ("speculators-*",),
+}
+_CLASS_MARKERS: dict[str, tuple[str, ...]] = {
+    **{name: (family,) for name, (family, _) in DEEPSPEC_CLASSES.items()},
+    "Eagle3DraftModel": ("deepspec-eagle3", "deepspec-gemma4-eagle3"),
+    "DFlashDraftModel": ("zlab", "speculators-dflash", "specforge-*", "nemotron-*"),
+    "DFlash2DraftModel": ("zlab-dflash2", "speculators-dflash2"),
+    "DSparkDraftModel": ("specforge-*", "nemotron-*"),
+    "PEagleDraftModel": ("specforge-peagle",),
+    "DFlashSpeculator": ("speculators-dflash",),
+    "DSparkSpeculator": ("speculators-dspark",),
+    "XPressSpeculator": ("speculators-xpress",),
+    "Eagle3Speculator": ("speculators-eagle3",),
+    "PEagleSpeculator": ("speculators-peagle",),
+    "MTPDraftModel": ("speculators-mtp",),
+    "LlamaForCausalLMEagle3": ("eagle3",),
 }
 
 
 def _contradictions(config: JsonConfig, tensors: TensorSource, found: Detected) -> list[Remark]:
     """One fatal remark for each marker of another family than the one recognised."""
     remarks = []
+    first = _architecture(config)
+    if not _may_have(found, _CLASS_MARKERS.get(first, ("*",))):
+        remarks.append(_contradiction(config.path, f"architectures {first}", _CLASS_MARKERS[first], found, first))
     for prefix, families in _TENSOR_MARKERS.items():
         name = next((n for n in tensors.names() if n.startswith(prefix)), None)
-        if name and found.family not in families:
-            remarks.append(_contradiction(f"{tensors.file_of(name)}", f"tensor {name}", families, found))
+        if name and not _may_have(found, families):
+            remarks.append(_contradiction(tensors.file_of(name), f"tensor {name}", families, found, prefix))
     for key, families in _KEY_MARKERS.items():
-        if key in config.values and config.values[key] is not None and found.family not in families:
-            remarks.append(_contradiction(f"{config.path}", f"key {key}", families, found))
+        if config.values.get(key) is not None and not _may_have(found, families):
+            remarks.append(_contradiction(config.path, f"key {key}", families, found, key))
     return remarks
 
 
-def _contradiction(place: str, marker: str, families: tuple[str, ...], found: Detected) -> Remark:
+def _may_have(found: Detected, families: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(found.family, pattern) for pattern in families)
+
+
+def _contradiction(place: Path, marker: str, families: tuple[str, ...], found: Detected, subject: str) -> Remark:
     return Remark(
         "contradiction",
-        place,
+        f"{place}",
         f"{marker} belongs to {' or '.join(families)}, but {found.evidence} says {found.title}",
         "make config and weights agree; ask whoever wrote the checkpoint",
         fatal=True,
+        subject=subject,
     )

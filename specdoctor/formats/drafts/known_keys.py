@@ -29,4 +29,6 @@ COMMON_KEYS = {
     "label2id": "of transformers",
     "problem_type": "of transformers",
     "architectures": "recognised by it",
+    "speculators_model_type": "recognised by it",
+    "dflash_config.projector_type": "recognised by it",
 }

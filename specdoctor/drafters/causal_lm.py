@@ -1,0 +1,282 @@
+"""A small causal LM as the drafter, with a KV cache of its own (formats page 1.13; Leviathan et al. 2023).
+
+The model runs over packed rows as the target does. Before it drafts it reads what was committed since; the columns that
+it wrote while drafting stay where the committed text took those tokens, so an accepted draft is never read twice. Its
+state is one slot and the ids behind that slot's columns.
+
+`stop_below` ends a draft before the first token of whose law the likeliest has less probability than that. Lossless:
+this is decided from the tokens before it, and not from the token itself, which is not drawn yet.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdoctor.drafters.quantize import quantize_weights
+from specdoctor.drafters.vocabularies import DraftText, RetokenizingVocabulary, Vocabularies, match_vocabularies
+from specdoctor.engine.draft import Draft, chain_parents
+from specdoctor.engine.rows import PackedRows
+from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
+from specdoctor.engine.sequence import Sequence
+from specdoctor.engine.target import PREFILL_ROWS, Target
+from specdoctor.formats.drafts.checkpoint import DraftCheckpoint
+from specdoctor.formats.spec import CausalLMSpec
+
+
+@dataclass(slots=True)
+class DraftState:
+    """Of one request: the slot, the text in draft ids, and the ids of the columns that the slot holds."""
+
+    slot: int
+    text: DraftText = field(default_factory=DraftText)
+    columns: list[int] = field(default_factory=list)
+    drafted: Tensor | None = None  # draft ids of the last columns, not yet read from the device
+
+
+class CausalLMDrafter:
+    """A causal LM bound to a target."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self, spec: CausalLMSpec, model: Target, vocabularies: Vocabularies, target: Target, name: str
+    ) -> None:
+        self.spec, self.model, self.vocabularies, self.name = spec, model, vocabularies, name
+        self.max_draft, self.default_draft = spec.max_draft, spec.default_draft
+        self.verify_on, self.target_rows = target.device, target.vocab_size
+        self.stop_below: float | None = None
+        self.quantized: str | None = None  # what its weights were turned into: "int8"
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    # The drafter protocol -------------------------------------------------------------------------------------------
+
+    def begin(self, sequences: Seq[Sequence]) -> None:
+        """Read the prompts, so that the first round costs what the others do."""
+        for sequence in sequences:
+            sequence.drafter_state = DraftState(self.model.open())
+        self.catch_up(sequences)
+
+    def observe(self, sequences: Seq[Sequence], taps: Tensor, counts: Seq[int]) -> None:
+        """Reads no hidden states of the target."""
+
+    def end(self, sequence: Sequence) -> None:
+        if sequence.drafter_state is not None:  # None: interrupted before it began
+            self.model.close(sequence.drafter_state.slot)
+            sequence.drafter_state = None
+
+    @torch.inference_mode()
+    def propose(self, sequences: Seq[Sequence], budget: int) -> list[Draft]:
+        logits = self.catch_up(sequences)
+        limits = [min(budget, self._room(s.drafter_state)) for s in sequences]
+        drafting = _Drafting(self, sequences, limits, sequences[0].sampling)
+        alive = [r for r, limit in enumerate(limits) if limit]
+        for step in range(budget):
+            alive, choice = drafting.choose(alive, logits, step)
+            going = [i for i, r in enumerate(alive) if step + 1 < limits[r]]
+            if not going:
+                break
+            if len(going) < len(alive):
+                choice = choice[torch.tensor(going, device=self.device)]
+            alive = [alive[i] for i in going]
+            logits = self.extend([sequences[r] for r in alive], choice, step)
+            drafting.wrote(alive, step)
+        drafting.keep_columns()
+        return drafting.drafts()
+
+    # The steps, separately callable ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def catch_up(self, sequences: Seq[Sequence]) -> Tensor:
+        """Read what is not read of the committed text; logits [R', draft rows] after its last token.
+
+        R' are the requests whose text fits into the model's positions.
+        """
+        fitting, pending = [], []
+        for sequence in sequences:
+            state: DraftState = sequence.drafter_state
+            start = self._forget_rejected(state, sequence.ids)
+            if self._room(state):
+                fitting.append(state)
+                pending.append((start, len(state.text.ids)))
+        logits = torch.empty(0, self.model.vocab_size, device=self.device)
+        ends: dict[int, Tensor] = {}
+        for pieces in _batches(pending):
+            ends |= self._read(fitting, pieces)
+        return torch.stack([ends[i] for i in range(len(fitting))]) if fitting else logits
+
+    def extend(self, sequences: Seq[Sequence], tokens: Tensor, step: int) -> Tensor:
+        """Run the drafted tokens [R] (draft ids) behind the text and `step` earlier drafts; logits [R, draft rows]."""
+        slots = [s.drafter_state.slot for s in sequences]
+        starts = [len(s.drafter_state.text.ids) + step for s in sequences]
+        rows = PackedRows(slots, starts, [1] * len(slots), self.device)
+        return self.model.forward(rows, tokens).logits
+
+    def _room(self, state: DraftState) -> int:
+        """Tokens that can be drafted before the model runs out of positions; none without any text to go on from."""
+        length = len(state.text.ids)
+        return max(0, self.model.max_positions + 1 - length) if length else 0
+
+    def _forget_rejected(self, state: DraftState, ids: list[int]) -> int:
+        """Cut the slot to the columns that agree with the committed text, but for its last token; how many are left."""
+        if state.drafted is not None:
+            state.columns += state.drafted.tolist()
+            state.drafted = None
+        agree = self.vocabularies.take(state.text, ids)
+        text = state.text.ids
+        most = min(len(state.columns), max(0, len(text) - 1))  # the last one runs again: its logits are wanted
+        agree = min(agree, most)
+        while agree < most and state.columns[agree] == text[agree]:
+            agree += 1
+        self.model.cache.cut(state.slot, agree)
+        del state.columns[agree:]
+        return agree
+
+    def _read(self, states: list[DraftState], pieces: list["Piece"]) -> dict[int, Tensor]:
+        """One forward over pieces of texts; logits [draft rows] after each piece, by request."""
+        counts = [end - start for _, start, end in pieces]
+        ids = [token for i, start, end in pieces for token in states[i].text.ids[start:end]]
+        rows = PackedRows(
+            [states[i].slot for i, _, _ in pieces], [start for _, start, _ in pieces], counts, self.device
+        )
+        ends = torch.tensor(counts, device=self.device).cumsum(0) - 1
+        logits = self.model.forward(rows, torch.tensor(ids, device=self.device), logit_rows=ends).logits
+        for (i, start, end), count in zip(pieces, counts, strict=True):
+            self.model.cache.keep(states[i].slot, range(count))
+            states[i].columns += states[i].text.ids[start:end]
+        return {i: row for (i, _, _), row in zip(pieces, logits, strict=True)}
+
+
+class _Drafting:
+    """The proposals of one round while they grow. Letters: R requests, K the longest limit, n tokens to choose from."""
+
+    def __init__(
+        self, drafter: CausalLMDrafter, sequences: Seq[Sequence], limits: list[int], sampling: Sampling
+    ) -> None:
+        self.drafter, self.sequences, self.sampling = drafter, sequences, sampling
+        self.vocabularies, device = drafter.vocabularies, drafter.device
+        R, K = len(limits), max(limits)
+        self.counts, self.columns = [0] * R, [0] * R  # tokens proposed; tokens whose columns are written
+        self.tokens = torch.zeros(R, K, dtype=torch.long, device=device)  # target ids
+        self.own = torch.zeros(R, K, dtype=torch.long, device=device)  # draft ids
+        self.confidence = torch.zeros(R, K, device=device)
+        self.uniforms = self.probs = None
+        # Re-tokenised text has no law of its own tokens, so it is chosen, not drawn.
+        if sampling.drafting_temperature > 0 and not isinstance(self.vocabularies, RetokenizingVocabulary):
+            drawn = [torch.nn.functional.pad(s.uniforms(n), (0, K - n)) for s, n in zip(sequences, limits, strict=True)]
+            self.uniforms = torch.stack(drawn).to(device, widest_float(device), non_blocking=True)
+            self.probs = torch.zeros(R, K, drafter.target_rows, device=device)
+
+    def choose(self, alive: list[int], logits: Tensor, step: int) -> tuple[list[int], Tensor]:
+        """The next token of each request that goes on: these requests, and their tokens in draft ids."""
+        scores = self.vocabularies.narrow(logits).float()
+        sure = (scores.amax(-1) - scores.logsumexp(-1)).exp()
+        if self.drafter.stop_below is not None and alive:
+            enough = (sure >= self.drafter.stop_below).tolist()
+            if not all(enough):
+                index = torch.tensor([i for i, go in enumerate(enough) if go], dtype=torch.long, device=scores.device)
+                alive = [r for r, go in zip(alive, enough, strict=True) if go]
+                scores, sure = scores[index], sure[index]
+        if not alive:
+            return [], scores.new_zeros(0, dtype=torch.long)
+        row: slice | Tensor = slice(None)
+        if len(alive) < len(self.counts):
+            row = torch.tensor(alive, device=scores.device)
+        if self.uniforms is None or self.probs is None:
+            choice = scores.argmax(-1)
+        else:
+            sampling = self.sampling
+            q = probabilities(scores, sampling.drafting_temperature, sampling.top_k, sampling.top_p)
+            choice = sample(q, self.uniforms[row, step])
+            self.probs[row, step] = self.vocabularies.spread(q)  # type: ignore[union-attr]
+        own = self.vocabularies.draft_ids(choice)
+        self.own[row, step] = own
+        if not isinstance(self.vocabularies, RetokenizingVocabulary):
+            self.tokens[row, step] = self.vocabularies.target_ids(choice)
+        self.confidence[row, step] = sure
+        for r in alive:
+            self.counts[r] = step + 1
+        return alive, own
+
+    def wrote(self, alive: list[int], step: int) -> None:
+        """The columns of the tokens of this step are there."""
+        for r in alive:
+            self.columns[r] = step + 1
+
+    def keep_columns(self) -> None:
+        """Keep the drafted columns until it is known which tokens were taken."""
+        for r, (sequence, written) in enumerate(zip(self.sequences, self.columns, strict=True)):
+            if written:
+                state: DraftState = sequence.drafter_state
+                self.drafter.model.cache.keep(state.slot, range(written))
+                state.drafted = self.own[r, :written]
+
+    def drafts(self) -> list[Draft]:
+        where = self.drafter.verify_on
+        if isinstance(self.vocabularies, RetokenizingVocabulary):
+            return self._retokenized(self.vocabularies)
+        tokens, confidence = self.tokens.to(where), self.confidence.to(where)
+        probs = None if self.probs is None else self.probs.to(where)
+        return [
+            Draft(tokens[r, :n], chain_parents(n), None if probs is None else probs[r, :n], confidence[r, :n])
+            for r, n in enumerate(self.counts)
+        ]
+
+    def _retokenized(self, vocabularies: RetokenizingVocabulary) -> list[Draft]:
+        drafts = []
+        for sequence, own, n in zip(self.sequences, self.own.tolist(), self.counts, strict=True):
+            tokens = vocabularies.proposal(sequence.ids, own[:n])[: self.tokens.shape[1]] if n else []
+            drafts.append(
+                Draft(torch.tensor(tokens, dtype=torch.long, device=self.drafter.verify_on), chain_parents(len(tokens)))
+            )
+        return drafts
+
+
+Piece = tuple[int, int, int]  # of request i the ids [start, end)
+
+
+def _batches(spans: Seq[tuple[int, int]]) -> Iterator[list[Piece]]:
+    """Pieces of at most `PREFILL_ROWS` rows in all, never two of one request: the later needs the earlier's columns."""
+    batch: list[Piece] = []
+    rows = 0
+    for i, (first, last) in enumerate(spans):
+        for start in range(first, last, PREFILL_ROWS):
+            end = min(start + PREFILL_ROWS, last)
+            if batch and (rows + end - start > PREFILL_ROWS or batch[-1][0] == i):
+                yield batch
+                batch, rows = [], 0
+            batch.append((i, start, end))
+            rows += end - start
+    if batch:
+        yield batch
+
+
+def load_causal_lm(
+    checkpoint: DraftCheckpoint,
+    target: Target,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    vocabulary: str = "auto",
+    quantize: str | None = None,
+) -> CausalLMDrafter:
+    """Load a causal LM with transformers and match its vocabulary with the target's (`match_vocabularies`).
+
+    `quantize`: None or "int8". Raises `SpecdoctorError` when it is no complete model, or when the two tokenizers have
+    nothing in common.
+    """
+    model = Target.load(checkpoint.path, str(device), str(dtype).removeprefix("torch."))
+    drafter = CausalLMDrafter(checkpoint.spec, model, match_vocabularies(model, target, vocabulary), target, name)
+    if quantize is not None:
+        quantize_weights(model.model, quantize)
+        drafter.quantized = quantize
+    return drafter
