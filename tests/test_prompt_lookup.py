@@ -78,8 +78,8 @@ def test_the_index_finds_what_a_search_finds_however_the_text_grows() -> None:
         index = NgramIndex(1, longest)
         while len(ids) < 60:
             ids += [chooser.randrange(4) for _ in range(chooser.choice((1, 1, 2, 5)))]
-            assert index.look_up(ids) == searched(ids, longest)
-            assert index.look_up(ids) == searched(ids, longest)  # asking twice changes nothing
+            assert next(iter(index.look_up(ids)), None) == searched(ids, longest)
+            assert next(iter(index.look_up(ids)), None) == searched(ids, longest)  # asking twice changes nothing
 
 
 def test_a_round_reads_only_what_is_new() -> None:

@@ -5,6 +5,7 @@ module exposes `app`, a `typer.Typer` with one command (or several, for a group)
 function body.
 """
 
+import logging
 import os
 import sys
 from importlib import import_module
@@ -39,11 +40,14 @@ COMMANDS = {
     "compare": Entry("compare", "Measure", "Results side by side, with paired differences."),
     "gate": Entry("gate", "Measure", "Judge a run against a baseline: pass, regression, or too little evidence."),
     "report": Entry("report", "Measure", "One self-contained HTML page from saved results."),
+    "export": Entry("export", "Build", "Write a drafter in the format that another engine loads."),
     "fetch": Entry("fetch", "Use", "Put a named target model into the local cache."),
     "generate": Entry("generate", "Use", "Complete one prompt with a target and, if given, a drafter."),
 }
 
 GLOBAL_FLAGS = ("--debug", "--offline")
+# transformers imports torchao where it is installed, which warns of every kernel that was built for another machine.
+CHATTY = ("torchao", "torch.utils._pytree")
 
 
 class LazyGroup(typer.core.TyperGroup):
@@ -150,6 +154,8 @@ def root(
         os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     if cache_dir:
         os.environ["SPECDOCTOR_HOME"] = cache_dir
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def main() -> None:

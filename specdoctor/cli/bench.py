@@ -41,6 +41,15 @@ def bench(
         help="Tokens drafted a round, the most where it varies [default: the drafter's own].",
         rich_help_panel=DECODE,
     ),
+    tree: list[str] = typer.Option(
+        [],
+        metavar="SHAPE",
+        help="Also draft trees: 2,2,1 children a level; [-1,-1,0] parents; nodes=16,depth=5,top_k=4. Repeatable.",
+        rich_help_panel=DECODE,
+    ),
+    siblings: str = typer.Option(
+        "sampled", help="Of a tree of fixed shape: sampled (without replacement) or likeliest.", rich_help_panel=DECODE
+    ),
     max_new_tokens: int | None = typer.Option(
         None, min=1, help="Longest answer [default: 128].", rich_help_panel=DECODE
     ),
@@ -120,6 +129,8 @@ def bench(
         draft_temperature=draft_temperature,
         confidence_threshold=confidence_threshold,
         dynamic_k=dynamic_k,
+        trees=tree,
+        siblings=siblings,
         vocabulary=vocabulary,
         draft_quantize=draft_quantize,
         lossy_typical_acceptance=lossy_typical_acceptance,

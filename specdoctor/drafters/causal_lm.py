@@ -11,17 +11,29 @@ this is decided from the tokens before it, and not from the token itself, which 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from specdoctor.drafters.causal_lm_tree import CausalLMExpansion, own_ids
+from specdoctor.drafters.growing_drafts import GrowingDrafts
 from specdoctor.drafters.quantize import quantize_weights
-from specdoctor.drafters.vocabularies import DraftText, RetokenizingVocabulary, Vocabularies, match_vocabularies
-from specdoctor.engine.draft import Draft, chain_parents
+from specdoctor.drafters.tree_drafting import Expansion, TreeDrafting
+from specdoctor.drafters.vocabularies import (
+    DraftText,
+    EqualVocabulary,
+    IntersectionVocabulary,
+    RetokenizingVocabulary,
+    Vocabularies,
+    match_vocabularies,
+)
+from specdoctor.engine.draft import Draft
 from specdoctor.engine.rows import PackedRows
-from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
 from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.target import PREFILL_ROWS, Target
+from specdoctor.engine.trees import Tree
+from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.drafts.checkpoint import DraftCheckpoint
 from specdoctor.formats.spec import CausalLMSpec
 
@@ -36,7 +48,7 @@ class DraftState:
     drafted: Tensor | None = None  # draft ids of the last columns, not yet read from the device
 
 
-class CausalLMDrafter:
+class CausalLMDrafter(TreeDrafting):
     """A causal LM bound to a target."""
 
     taps: tuple[int, ...] = ()
@@ -78,10 +90,11 @@ class CausalLMDrafter:
     def propose(self, sequences: Seq[Sequence], budget: int) -> list[Draft]:
         logits = self.catch_up(sequences)
         limits = [min(budget, self._room(s.drafter_state)) for s in sequences]
-        drafting = _Drafting(self, sequences, limits, sequences[0].sampling)
+        drafts = GrowingDrafts(self.vocabularies, sequences, limits, self.stop_below, self.device, self.target_rows)
+        written = [0] * len(sequences)  # drafted tokens whose columns are in the cache
         alive = [r for r, limit in enumerate(limits) if limit]
         for step in range(budget):
-            alive, choice = drafting.choose(alive, logits, step)
+            alive, choice = drafts.choose(alive, logits, step)
             going = [i for i, r in enumerate(alive) if step + 1 < limits[r]]
             if not going:
                 break
@@ -89,9 +102,43 @@ class CausalLMDrafter:
                 choice = choice[torch.tensor(going, device=self.device)]
             alive = [alive[i] for i in going]
             logits = self.extend([sequences[r] for r in alive], choice, step)
-            drafting.wrote(alive, step)
-        drafting.keep_columns()
-        return drafting.drafts()
+            for r in alive:
+                written[r] = step + 1
+        self._keep_columns(sequences, drafts, written)
+        return drafts.finish(self.verify_on)
+
+    def propose_tree(self, sequences: Seq[Sequence], tree: Tree, budget: int) -> list[Draft]:
+        """A tree where the draft model has positions for all its levels, else a chain as far as it has."""
+        self.catch_up(sequences)  # so that the room is known
+        levels = min(tree.depth, budget)
+        roomy = [r for r, s in enumerate(sequences) if self._room(s.drafter_state) >= levels]
+        tight = [r for r in range(len(sequences)) if r not in roomy]
+        drafts: dict[int, Draft] = {}
+        if roomy:
+            drafts |= zip(roomy, super().propose_tree([sequences[r] for r in roomy], tree, budget), strict=True)
+        if tight:
+            drafts |= zip(tight, self.propose([sequences[r] for r in tight], budget), strict=True)
+        return [drafts[r] for r in range(len(sequences))]
+
+    def expansion(self, sequences: Seq[Sequence], depth: int) -> Expansion:
+        return CausalLMExpansion(self, sequences)
+
+    @property
+    def direct_vocabularies(self) -> EqualVocabulary | IntersectionVocabulary:
+        """The vocabularies, where token stands for token. Raises `SpecdoctorError` where text is tokenised again."""
+        if isinstance(self.vocabularies, RetokenizingVocabulary):
+            raise SpecdoctorError("--tree and --vocabulary retokenize: re-tokenised text is one chain; leave one out")
+        return self.vocabularies
+
+    @cached_property
+    def own_ids(self) -> Tensor:
+        return own_ids(self)
+
+    def to_target_ids(self, choice: Tensor) -> Tensor:
+        return self.direct_vocabularies.target_ids(choice)
+
+    def in_target_vocabulary(self, q: Tensor) -> Tensor:
+        return self.direct_vocabularies.spread(q)
 
     # The steps, separately callable ---------------------------------------------------------------------------------
 
@@ -120,6 +167,14 @@ class CausalLMDrafter:
         starts = [len(s.drafter_state.text.ids) + step for s in sequences]
         rows = PackedRows(slots, starts, [1] * len(slots), self.device)
         return self.model.forward(rows, tokens).logits
+
+    def _keep_columns(self, sequences: Seq[Sequence], drafts: GrowingDrafts, written: list[int]) -> None:
+        """Keep the drafted columns until it is known which tokens were taken."""
+        for r, (sequence, count) in enumerate(zip(sequences, written, strict=True)):
+            if count:
+                state: DraftState = sequence.drafter_state
+                self.model.cache.keep(state.slot, range(count))
+                state.drafted = drafts.own[r, :count]
 
     def _room(self, state: DraftState) -> int:
         """Tokens that can be drafted before the model runs out of positions; none without any text to go on from."""
@@ -156,91 +211,6 @@ class CausalLMDrafter:
         return {i: row for (i, _, _), row in zip(pieces, logits, strict=True)}
 
 
-class _Drafting:
-    """The proposals of one round while they grow. Letters: R requests, K the longest limit, n tokens to choose from."""
-
-    def __init__(
-        self, drafter: CausalLMDrafter, sequences: Seq[Sequence], limits: list[int], sampling: Sampling
-    ) -> None:
-        self.drafter, self.sequences, self.sampling = drafter, sequences, sampling
-        self.vocabularies, device = drafter.vocabularies, drafter.device
-        R, K = len(limits), max(limits)
-        self.counts, self.columns = [0] * R, [0] * R  # tokens proposed; tokens whose columns are written
-        self.tokens = torch.zeros(R, K, dtype=torch.long, device=device)  # target ids
-        self.own = torch.zeros(R, K, dtype=torch.long, device=device)  # draft ids
-        self.confidence = torch.zeros(R, K, device=device)
-        self.uniforms = self.probs = None
-        # Re-tokenised text has no law of its own tokens, so it is chosen, not drawn.
-        if sampling.drafting_temperature > 0 and not isinstance(self.vocabularies, RetokenizingVocabulary):
-            drawn = [torch.nn.functional.pad(s.uniforms(n), (0, K - n)) for s, n in zip(sequences, limits, strict=True)]
-            self.uniforms = torch.stack(drawn).to(device, widest_float(device), non_blocking=True)
-            self.probs = torch.zeros(R, K, drafter.target_rows, device=device)
-
-    def choose(self, alive: list[int], logits: Tensor, step: int) -> tuple[list[int], Tensor]:
-        """The next token of each request that goes on: these requests, and their tokens in draft ids."""
-        scores = self.vocabularies.narrow(logits).float()
-        sure = (scores.amax(-1) - scores.logsumexp(-1)).exp()
-        if self.drafter.stop_below is not None and alive:
-            enough = (sure >= self.drafter.stop_below).tolist()
-            if not all(enough):
-                index = torch.tensor([i for i, go in enumerate(enough) if go], dtype=torch.long, device=scores.device)
-                alive = [r for r, go in zip(alive, enough, strict=True) if go]
-                scores, sure = scores[index], sure[index]
-        if not alive:
-            return [], scores.new_zeros(0, dtype=torch.long)
-        row: slice | Tensor = slice(None)
-        if len(alive) < len(self.counts):
-            row = torch.tensor(alive, device=scores.device)
-        if self.uniforms is None or self.probs is None:
-            choice = scores.argmax(-1)
-        else:
-            sampling = self.sampling
-            q = probabilities(scores, sampling.drafting_temperature, sampling.top_k, sampling.top_p)
-            choice = sample(q, self.uniforms[row, step])
-            self.probs[row, step] = self.vocabularies.spread(q)  # type: ignore[union-attr]
-        own = self.vocabularies.draft_ids(choice)
-        self.own[row, step] = own
-        if not isinstance(self.vocabularies, RetokenizingVocabulary):
-            self.tokens[row, step] = self.vocabularies.target_ids(choice)
-        self.confidence[row, step] = sure
-        for r in alive:
-            self.counts[r] = step + 1
-        return alive, own
-
-    def wrote(self, alive: list[int], step: int) -> None:
-        """The columns of the tokens of this step are there."""
-        for r in alive:
-            self.columns[r] = step + 1
-
-    def keep_columns(self) -> None:
-        """Keep the drafted columns until it is known which tokens were taken."""
-        for r, (sequence, written) in enumerate(zip(self.sequences, self.columns, strict=True)):
-            if written:
-                state: DraftState = sequence.drafter_state
-                self.drafter.model.cache.keep(state.slot, range(written))
-                state.drafted = self.own[r, :written]
-
-    def drafts(self) -> list[Draft]:
-        where = self.drafter.verify_on
-        if isinstance(self.vocabularies, RetokenizingVocabulary):
-            return self._retokenized(self.vocabularies)
-        tokens, confidence = self.tokens.to(where), self.confidence.to(where)
-        probs = None if self.probs is None else self.probs.to(where)
-        return [
-            Draft(tokens[r, :n], chain_parents(n), None if probs is None else probs[r, :n], confidence[r, :n])
-            for r, n in enumerate(self.counts)
-        ]
-
-    def _retokenized(self, vocabularies: RetokenizingVocabulary) -> list[Draft]:
-        drafts = []
-        for sequence, own, n in zip(self.sequences, self.own.tolist(), self.counts, strict=True):
-            tokens = vocabularies.proposal(sequence.ids, own[:n])[: self.tokens.shape[1]] if n else []
-            drafts.append(
-                Draft(torch.tensor(tokens, dtype=torch.long, device=self.drafter.verify_on), chain_parents(len(tokens)))
-            )
-        return drafts
-
-
 Piece = tuple[int, int, int]  # of request i the ids [start, end)
 
 
@@ -275,7 +245,9 @@ def load_causal_lm(
     nothing in common.
     """
     model = Target.load(checkpoint.path, str(device), str(dtype).removeprefix("torch."))
-    drafter = CausalLMDrafter(checkpoint.spec, model, match_vocabularies(model, target, vocabulary), target, name)
+    spec = checkpoint.spec
+    assert isinstance(spec, CausalLMSpec)
+    drafter = CausalLMDrafter(spec, model, match_vocabularies(model, target, vocabulary), target, name)
     if quantize is not None:
         quantize_weights(model.model, quantize)
         drafter.quantized = quantize

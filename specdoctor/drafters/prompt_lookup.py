@@ -13,6 +13,7 @@ from torch import Tensor
 from specdoctor.engine.draft import Draft, chain_parents
 from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.target import Target
+from specdoctor.engine.trees import Tree
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.spec import MOST_LOOKED_UP, PromptLookupSpec
 
@@ -26,17 +27,15 @@ class NgramIndex:
     follows: dict[tuple[int, ...], int] = field(default_factory=dict)  # lengths cannot be mistaken for one another
     read: int = 0  # n-grams that end before this index are in
 
-    def look_up(self, ids: Seq[int]) -> int | None:
-        """Where the text went on after the longest n-gram at its end stood there before; None: it never did."""
+    def look_up(self, ids: Seq[int]) -> list[int]:
+        """Where the text went on after the n-gram at its end stood there before: longest n-gram first, places once."""
         for end in range(max(self.read, self.shortest), len(ids)):  # the one at the very end has no successor yet
             for n in range(self.shortest, min(self.longest, end) + 1):
                 self.follows[tuple(ids[end - n : end])] = end
         self.read = max(self.read, len(ids))
-        for n in range(min(self.longest, len(ids)), self.shortest - 1, -1):
-            at = self.follows.get(tuple(ids[-n:]))
-            if at is not None:
-                return at
-        return None
+        lengths = range(min(self.longest, len(ids)), self.shortest - 1, -1)
+        found = (self.follows.get(tuple(ids[-n:])) for n in lengths)
+        return list(dict.fromkeys(at for at in found if at is not None))
 
 
 class PromptLookupDrafter:
@@ -68,8 +67,29 @@ class PromptLookupDrafter:
 
     def look_up(self, sequence: Sequence, budget: int) -> list[int]:
         """Up to `budget` ids that followed the last occurrence of the final n-gram."""
-        at = sequence.drafter_state.look_up(sequence.ids)
-        return [] if at is None else sequence.ids[at : at + budget]
+        places = sequence.drafter_state.look_up(sequence.ids)
+        return sequence.ids[places[0] : places[0] + budget] if places else []
+
+    def propose_tree(self, sequences: Seq[Sequence], tree: Tree, budget: int) -> list[Draft]:
+        """What followed the longest n-gram, and beside it what followed the shorter ones; of a shape only its depth and
+        its number of nodes are kept, since what is found is no distribution to branch by."""
+        return [self._grown(sequence, tree.nodes, min(tree.depth, budget)) for sequence in sequences]
+
+    def _grown(self, sequence: Sequence, nodes: int, depth: int) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        place: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        for at in sequence.drafter_state.look_up(sequence.ids):
+            node = -1
+            for token in sequence.ids[at : at + depth]:
+                if (node, token) not in place:
+                    if len(tokens) == nodes:
+                        break
+                    place[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = place[node, token]
+        return Draft(torch.tensor(tokens, dtype=torch.long, device=self.device), tuple(parents))
 
 
 def prompt_lookup_spec(text: str, vocab_size: int) -> PromptLookupSpec:

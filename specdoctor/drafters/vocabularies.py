@@ -5,7 +5,7 @@ tokens that both sides have, by their bytes; its distribution is renormalised on
 distribution a token is drawn from, rejection sampling stays exact. Re-tokenisation: it drafts freely, and its text is
 cut again by the target's tokenizer; those tokens count as chosen deterministically.
 
-What the draft model reads never touches losslessness: it only has to be a function of the committed text.
+What the draft model reads of the text never touches losslessness: any reading of what is past will do.
 """
 
 from dataclasses import dataclass, field
@@ -62,8 +62,8 @@ class EqualVocabulary:
         return choice
 
     def spread(self, q: Tensor) -> Tensor:
-        """Probabilities [R, n] over the target's rows [R, V]."""
-        return q if q.shape[1] == self.target_rows else torch.nn.functional.pad(q, (0, self.target_rows - q.shape[1]))
+        """Probabilities [..., n] over the target's rows [..., V]."""
+        return q if q.shape[-1] == self.target_rows else torch.nn.functional.pad(q, (0, self.target_rows - q.shape[-1]))
 
     def facts(self) -> dict[str, Any]:
         """For the result: how the sides go together."""
@@ -109,7 +109,7 @@ class IntersectionVocabulary:
         return self.target_index[choice]
 
     def spread(self, q: Tensor) -> Tensor:
-        return q.new_zeros(len(q), self.sides.target_rows).index_copy_(1, self.target_index, q)
+        return q.new_zeros(*q.shape[:-1], self.sides.target_rows).index_copy_(-1, self.target_index, q)
 
     def facts(self) -> dict[str, Any]:
         return _facts(self.sides, self.mode, "only these are drafted")

@@ -62,6 +62,11 @@ class Engine:
         self._nothing = Draft(torch.empty(0, dtype=torch.long, device=target.device), ())
         self.arm = arm or (drafter.name if drafter else "ar")
 
+    @property
+    def draft_rows(self) -> int:
+        """Most draft tokens that a round verifies: of a chain K, of a tree its nodes."""
+        return self.draft_tokens if self.tree is None else self.tree.nodes
+
     def generate(self, sequences: Seq[Sequence]) -> None:
         """Run requests to their end, all in one batch."""
         try:
@@ -146,11 +151,12 @@ class Engine:
             if room > 0:
                 by_budget.setdefault(room, []).append(r)
         for budget, members in by_budget.items():
-            for r, draft in zip(members, self._drafts([sequences[r] for r in members], budget), strict=True):
+            for r, draft in zip(members, self.drafts([sequences[r] for r in members], budget), strict=True):
                 drafts[r] = draft
         return drafts
 
-    def _drafts(self, sequences: list[Sequence], budget: int) -> list[Draft]:
+    def drafts(self, sequences: Seq[Sequence], budget: int) -> list[Draft]:
+        """What the drafter proposes below each anchor: chains of at most `budget` tokens, trees of so many levels."""
         assert self.drafter is not None
         if self.tree is None:
             return self.drafter.propose(sequences, budget)

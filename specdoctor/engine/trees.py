@@ -36,6 +36,18 @@ class StaticTree:
     def nodes(self) -> int:
         return len(self.parents)
 
+    @property
+    def label(self) -> str:
+        """Short name of the shape: children a level where they are even, else the number of nodes."""
+        branching, level = [], 1
+        for depth in range(1, self.depth + 1):
+            wide = node_depths(self.parents).count(depth)
+            branching.append(wide // level)
+            level = wide
+        even = branching_parents(branching) == self.parents
+        shape = "x".join(map(str, branching)) if even else f"{self.nodes}nodes"
+        return shape if self.sampled else f"{shape}-likeliest"
+
 
 @dataclass(frozen=True)
 class DynamicTree:
@@ -52,6 +64,10 @@ class DynamicTree:
     @property
     def sampled(self) -> bool:
         return False
+
+    @property
+    def label(self) -> str:
+        return f"best{self.nodes}-depth{self.depth}-top{self.top_k}"
 
 
 Tree = StaticTree | DynamicTree

@@ -102,7 +102,7 @@ def _matrix(values: Tensor, path: Path) -> Tensor:
     if values.is_sparse or values.is_complex() or values.is_quantized:
         raise SpecdoctorError(f"{path}: a {values.layout} tensor of {values.dtype}, expected plain numbers")
     if not 2 <= values.ndim <= 4 or 0 in shape:
-        raise SpecdoctorError(f"{path}: shape {shape}, expected [rows, columns] with at most two dimensions before them")
+        raise SpecdoctorError(f"{path}: shape {shape}, expected [rows, columns] and at most two dimensions before them")
     stacked = values.reshape(-1, *shape[-2:])
     if not all(_same(matrix, stacked[0]) for matrix in stacked[1:]):
         raise SpecdoctorError(

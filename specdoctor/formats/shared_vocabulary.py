@@ -55,7 +55,7 @@ def shared_vocabulary(
 ) -> SharedVocabulary:
     """The intersection of two sides that both have a vocabulary."""
     assert draft.vocabulary is not None and target.vocabulary is not None
-    roles = {}
+    roles: dict[int, int] = {}
     for role, theirs in target.roles.items():
         mine = draft.roles.get(role)
         if theirs.id is not None and mine is not None and mine.id is not None and mine.id < draft_rows:

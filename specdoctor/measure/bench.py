@@ -124,7 +124,7 @@ def _sample_costs(run: BenchRun, batch: list[RequestRun], prompt: Prompt) -> Non
         if not isinstance(arm, EngineArm) or arm.engine.drafter is None:
             continue
         request = next(r for r in batch if r.arm == arm.name)
-        if not request.records or run.target.max_positions <= arm.engine.draft_tokens + 1:
+        if not request.records or run.target.max_positions <= arm.engine.draft_rows + 1:
             continue
         # The middle of the answer stands for its context length.
         ids = prompt.ids + request.completion_ids[: len(request.completion_ids) // 2]
@@ -140,7 +140,7 @@ def _find_divergences(run: BenchRun, prompt_ids: dict[str, list[int]]) -> None:
     for arm in run.arms:
         if arm.name == BASELINE:
             continue
-        block = arm.engine.draft_tokens + 1 if isinstance(arm, EngineArm) else OTHER_KERNELS
+        block = arm.engine.draft_rows + 1 if isinstance(arm, EngineArm) else OTHER_KERNELS
         for request in run.of(arm.name):
             difference = explain_divergence(
                 run.target,

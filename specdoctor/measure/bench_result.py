@@ -4,6 +4,7 @@ Contract: `bench_result` is a pure function of what was measured. Every estimate
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any
@@ -92,6 +93,7 @@ def _draft(arm: Any) -> dict[str, Any] | None:
         "layers": len(spec.layers),
         "block_size": getattr(spec, "block_size", None),
         "draft_tokens": arm.engine.draft_tokens,
+        "tree": arm.engine.tree and asdict(arm.engine.tree),
         "device": str(drafter.device),
         "dtype": str(drafter.dtype).removeprefix("torch."),
         "quantized": getattr(drafter, "quantized", None),
@@ -235,7 +237,8 @@ def _model(
         t_draft=mean["draft"],
         t_verify=mean["target_block"],
         t_overhead=max(0.0, overhead),
-        proposal_length=summary.verified / rounds or arm.engine.draft_tokens,
+        proposal_length=(0 if arm.engine.tree else summary.verified / rounds) or arm.engine.draft_tokens,
+        draft_rows=summary.verified / rounds or None,
         prefill=sum(r.prefill_seconds for r in requests) / len(requests),
         tokens=sum(r.decoded for r in requests) / len(requests),
     )
@@ -282,11 +285,16 @@ def _by_category(run: BenchRun, arm: str, summary: AcceptanceSummary, seed: int)
 
 
 def _comparisons(run: BenchRun) -> list[dict[str, Any]]:
-    """Every pair of drafting arms on the same prompts."""
-    drafting = [arm.name for arm in run.arms if isinstance(arm, EngineArm) and arm.engine.drafter is not None]
+    """On the same prompts: every two drafters, each by its chain, and every tree against its own drafter's chain."""
+    drafting = [arm for arm in run.arms if isinstance(arm, EngineArm) and arm.engine.drafter is not None]
+    chains = [arm for arm in drafting if arm.engine.tree is None]
+    pairs = [(a.name, b.name) for a, b in combinations(chains, 2)]
+    for tree in drafting:
+        own = [arm.name for arm in chains if arm.engine.drafter is tree.engine.drafter]
+        pairs += [(tree.name, chain) for chain in own if tree.engine.tree is not None]
     rows = []
-    for a, b in combinations(drafting, 2):
-        if not run.of(a):
+    for a, b in pairs:
+        if not run.of(a) or not run.of(b):
             continue
         tau = paired_difference(
             committed_and_rounds(run.records(a)), committed_and_rounds(run.records(b)), run.settings.seed

@@ -36,11 +36,13 @@ def sample_costs(
 ) -> None:
     """Add a sample: after `ids`, a forward of 1 row, of K + 1 rows, and a whole draft with `kept_rows` new features.
 
-    K is `draft_tokens`, where drafts vary in length that of the usual one; None: the engine's own.
+    K is `draft_tokens`, where drafts vary in length that of the usual one; None: the engine's own. Of a tree K are its
+    nodes (the rows are timed as a chain: the mask alone differs).
     """
     target, drafter = engine.target, engine.drafter
     assert drafter is not None
-    K, most = draft_tokens or engine.draft_tokens, target.max_positions
+    K, most = draft_tokens or engine.draft_rows, target.max_positions
+    depth = min(K, engine.draft_tokens)
     kept = max(1, min(kept_rows, K + 1))
     # Behind the prompt fits either the block, or what the timed draft commits with a draft behind it.
     ids = ids[: max(1, most - max(K + 1, 1 + kept + K))]
@@ -56,7 +58,7 @@ def sample_costs(
 
         taps = target.forward(rows(K + 1), block, taps=engine.taps).taps
         target.forward(rows(1), block[:1])
-        drafter.propose([sequence], K)
+        engine.drafts([sequence], depth)
         costs.context.append(start)
         costs.target_one.append(timed(target.device, lambda: target.forward(rows(1), block[:1])))
         costs.target_block.append(timed(target.device, lambda: target.forward(rows(K + 1), block, taps=engine.taps)))
@@ -65,7 +67,7 @@ def sample_costs(
         def draft() -> None:
             if taps is not None:
                 drafter.observe([sequence], taps[:kept], [kept])
-            drafter.propose([sequence], K)
+            engine.drafts([sequence], depth)
 
         costs.draft.append(timed(target.device, draft))
     finally:

@@ -15,8 +15,10 @@ from specdoctor.drafters.vocabularies import VOCABULARY_MODES
 from specdoctor.engine.draft import Drafter, Schedule
 from specdoctor.engine.engine import Engine
 from specdoctor.engine.target import Target
+from specdoctor.engine.trees import Tree
 from specdoctor.engine.typical import POSTERIOR_ALPHA, POSTERIOR_THRESHOLD
 from specdoctor.errors import SpecdoctorError
+from specdoctor.formats.gguf_tensors import gguf_file
 from specdoctor.formats.sources import resolve_model
 from specdoctor.scheduling.confidence import confidence_threshold
 from specdoctor.scheduling.dynamic_k import DEFAULT_THRESHOLD, adaptive, check_dynamic_k
@@ -36,6 +38,7 @@ class Drafting:
     vocabulary: str = "auto"
     quantize: str | None = None
     acceptance: str = "lossless"  # or "typical", Medusa's lossy rule
+    trees: tuple[Tree, ...] = ()  # shapes that each drafter proposes in arms of their own, beside the chain
     device: str = "same"
     dtype: str = "same"
 
@@ -53,13 +56,17 @@ class Drafting:
         for option, value in (
             ("--confidence-threshold", self.threshold),
             ("--dynamic-k", self.dynamic_k if self.dynamic_k != "constant" else None),
+            ("--tree", self.trees[0].label if self.trees else None),
             *self._causal_lm_options(),
         ):
             if value is not None:
                 raise SpecdoctorError(f"{option} {value}: no drafter to apply it to; give one with --draft")
 
     def check_drafters(self, drafters: list[Drafter]) -> None:
-        """Refuse an option of a causal LM drafter when none of those loaded is one."""
+        """Refuse an option of a causal LM drafter when none of those loaded is one, and trees of one that has none."""
+        for drafter in drafters if self.trees else ():
+            if not hasattr(drafter, "propose_tree"):
+                raise SpecdoctorError(f"--tree: the drafter {drafter.name} proposes chains only; leave one of them out")
         if any(isinstance(drafter, CausalLMDrafter) for drafter in drafters):
             return
         for option, value in self._causal_lm_options():
@@ -75,11 +82,12 @@ class Drafting:
 
 
 def find_draft(text: str) -> DraftSource:
-    """The folder that `text` names, or the look-up `ngram`, `ngram:5`; a folder of that name is `./ngram`."""
+    """The folder or GGUF file that `text` names, or the look-up `ngram`, `ngram:5`; a folder of that name is `./ngram`."""
     if text.partition(":")[0] == NGRAM:
         prompt_lookup_spec(text, 0)
         return text
-    return resolve_model(text)
+    path = Path(text).expanduser()
+    return path if gguf_file(path) is not None else resolve_model(text)
 
 
 def draft_name(source: DraftSource) -> str:
@@ -137,6 +145,11 @@ def drafting_engine(target: Target, drafter: Drafter, options: Drafting, wished:
         acceptance=options.acceptance,
         arm=drafter.name,
     )
+
+
+def tree_engine(target: Target, drafter: Drafter, tree: Tree) -> Engine:
+    """An engine whose drafter proposes trees of one shape; its arm is named by drafter and shape."""
+    return Engine(target, drafter, tree=tree, arm=f"{drafter.name}-tree-{tree.label}")
 
 
 def _threshold(drafter: Drafter, options: Drafting) -> Schedule | None:

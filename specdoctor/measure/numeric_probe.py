@@ -17,14 +17,21 @@ from torch.utils._pytree import tree_leaves
 
 # Operations whose infinities are arithmetic; all others may make them on purpose.
 ARITHMETIC = frozenset(
-    "mm bmm addmm baddbmm matmul linear mv dot add add_ sub mul mul_ div div_ pow square sum mean exp exp_ _to_copy silu "
-    "gelu relu square_ rsqrt reciprocal var std linalg_vector_norm convolution cumsum rms_norm layer_norm "
-    "native_layer_norm _fused_rms_norm".split()
+    (
+        *("to", "_to_copy", "add", "add_", "sub", "mul", "mul_", "div", "div_", "pow", "square", "square_"),
+        "reciprocal",
+        *("exp", "exp_", "rsqrt", "sum", "mean", "var", "std", "cumsum", "linalg_vector_norm", "silu", "gelu", "relu"),
+        *("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "mv", "dot", "convolution"),
+        *("rms_norm", "_fused_rms_norm", "layer_norm", "native_layer_norm"),
+    )
 )
-PRODUCTS = frozenset(("bmm", "baddbmm"))  # scores of attention, and what it gathers
+PRODUCTS = frozenset(("bmm", "baddbmm", "matmul"))  # scores of attention, and what it gathers
 UNWRITTEN = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_")
 MOVES = ("copy_", "index_put_", "_index_put_impl_", "set_", "clone")  # what they write was made elsewhere
 SOFTMAX = ("_softmax", "_safe_softmax", "softmax")
+FUSED = "scaled_dot_product"  # in the names of torch's fused attention
+MASK_ARGUMENTS = ("attn_mask", "attn_bias")
+HIDDEN = -6e4  # a row whose best score is below this sees nothing: the lowest number of float16 is -65504
 
 
 @dataclass(frozen=True)
@@ -44,14 +51,14 @@ class Birth:
 
 @dataclass
 class MaskedRows:
-    """Softmax over rows of which every score is -inf."""
+    """Softmax over rows that see nothing: every score is -inf, or the most negative number."""
 
     module: str
     operation: str
     count: int
     of: int
     row: int  # the first one
-    gives: str  # "nan" or "zeros"
+    gives: str  # "nan", "zeros", or "all columns alike"
     phase: str
 
 
@@ -63,8 +70,10 @@ class Peak:
     phase: str
 
 
-@dataclass
-class _Suspect:
+@dataclass(frozen=True)
+class Suspect:
+    """An operation that made something not finite from finite values, or from a weight."""
+
     module: str
     operation: str
     cause: str
@@ -80,7 +89,7 @@ class ProbeRecord:
     births: dict[str, Birth] = field(default_factory=dict)  # by side, the first of each
     masked: list[MaskedRows] = field(default_factory=list)
     peaks: dict[str, Peak] = field(default_factory=dict)  # by module; "... scores" for products within attention
-    swallowed: dict[str, _Suspect] = field(default_factory=dict)  # overflow that a module's own output hides
+    swallowed: dict[str, Suspect] = field(default_factory=dict)  # by module: overflow that its own output hides
 
 
 class NumericProbe(TorchDispatchMode):
@@ -92,7 +101,8 @@ class NumericProbe(TorchDispatchMode):
         self.models, self.floor = models, floor
         self.record, self.phase = ProbeRecord(), ""
         self._stack: list[str] = []
-        self._suspects: list[_Suspect] = []
+        self._looking = False  # what the probe itself computes is not watched
+        self._suspects: list[Suspect] = []
         self._weights = {
             parameter.untyped_storage().data_ptr(): f"{side}: {name}"
             for side, model in models.items()
@@ -122,7 +132,8 @@ class NumericProbe(TorchDispatchMode):
     def _before(self, label: str, leaf: bool) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if leaf:
-                self._look(label, "input", args)
+                with self._unwatched():
+                    self._look(label, "input", args)
             self._stack.append(label)
 
         return hook
@@ -131,9 +142,10 @@ class NumericProbe(TorchDispatchMode):
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if self._stack:
                 self._stack.pop()
-            if output is not None:
+            with self._unwatched():
                 self._look(label, "output", output)
-                self._measure(label, output)
+                for tensor in _floats(output):
+                    self._raise_peak(label, tensor)
 
         return hook
 
@@ -150,7 +162,8 @@ class NumericProbe(TorchDispatchMode):
 
     def _birth(self, label: str, end: str, finite: Tensor, tensor: Tensor) -> Birth:
         rows = _bad_rows(finite)
-        suspect = self._suspects[-1] if self._suspects else None
+        side = label.partition(":")[0]
+        suspect = next((s for s in reversed(self._suspects) if s.module.startswith(f"{side}:")), None)
         holder = label.rpartition(".")[0] if end == "input" and "." in label else label
         if suspect is None:
             return Birth(label, "", "unknown", f"{label} ({end})", rows[0], len(rows), _name(tensor.dtype), self.phase)
@@ -168,10 +181,6 @@ class NumericProbe(TorchDispatchMode):
             suspect.weight,
         )
 
-    def _measure(self, label: str, values: Any) -> None:
-        for tensor in _floats(values):
-            self._raise_peak(label, tensor)
-
     def _raise_peak(self, label: str, tensor: Tensor) -> None:
         magnitude = _largest_finite(tensor)
         if magnitude > (self.record.peaks[label].magnitude if label in self.record.peaks else -1.0):
@@ -182,14 +191,10 @@ class NumericProbe(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        masked: Tensor | None = None
-        if name in SOFTMAX:
-            masked = (args[0] == -torch.inf).all(args[1] if isinstance(args[1], int) else -1)
-            if self.floor is not None:
-                args = (args[0].masked_fill(args[0] == -torch.inf, self.floor), *args[1:])
+        if self._looking or not self._stack or func.is_view or name in UNWRITTEN or name in MOVES:
+            return func(*args, **kwargs)
+        args, kwargs, masked = self._masked_rows(func, name, args, kwargs)
         out = func(*args, **kwargs)
-        if name in UNWRITTEN or name in MOVES or not self._stack or func.is_view:
-            return out
         if masked is not None and masked.any():
             self._note_masked(name, masked, out)
         for tensor in _floats(out):
@@ -198,6 +203,40 @@ class NumericProbe(TorchDispatchMode):
             if name in PRODUCTS:
                 self._raise_peak(f"{self._stack[-1]} scores", tensor)
         return out
+
+    def _masked_rows(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Tensor | None]:
+        """Rows of a softmax or a fused attention that see nothing; and the arguments, with `floor` in them."""
+        if name in SOFTMAX:
+            masked = args[0].amax(args[1] if isinstance(args[1], int) else -1) <= HIDDEN
+            return (self._floored(args[0]), *args[1:]), kwargs, masked
+        if FUSED not in name:
+            return args, kwargs, None
+        names = [argument.name for argument in func._schema.arguments]
+        place = next((names.index(known) for known in MASK_ARGUMENTS if known in names), None)
+        key = "" if place is None else names[place]
+        mask = kwargs.get(key) if place is None or place >= len(args) else args[place]
+        if not isinstance(mask, Tensor):
+            return args, kwargs, None
+        if mask.dtype == torch.bool:
+            return args, kwargs, ~mask.any(-1)
+        if key in kwargs:
+            kwargs = {**kwargs, key: self._floored(mask)}
+        else:
+            args = (*args[:place], self._floored(mask), *args[place + 1 :])  # type: ignore[operator]
+        return args, kwargs, mask.amax(-1) <= HIDDEN
+
+    def _floored(self, values: Tensor) -> Tensor:
+        if self.floor is None:
+            return values
+        return values.masked_fill(values == -torch.inf, self.floor)
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        self._looking = True
+        try:
+            yield
+        finally:
+            self._looking = False
 
     def _suspect(self, name: str, out: Tensor, given: Any) -> None:
         """Remember an operation that made something not finite from finite values, or from a weight that is not."""
@@ -214,15 +253,17 @@ class NumericProbe(TorchDispatchMode):
         if nan_in:
             return
         if weight and not inf_in:
-            self._suspects.append(_Suspect(label, name, "weight", dtype, True, weight))
+            self._suspects.append(Suspect(label, name, "weight", dtype, True, weight))
         elif out.isnan().any():
-            self._suspects.append(_Suspect(label, name, "nan", dtype, True))
+            self._suspects.append(Suspect(label, name, "nan", dtype, True))
         elif not inf_in and name in ARITHMETIC:
-            self._suspects.append(_Suspect(label, name, "overflow", dtype, bool((out == torch.inf).any())))
+            self._suspects.append(Suspect(label, name, "overflow", dtype, bool((out == torch.inf).any())))
 
     def _note_masked(self, name: str, masked: Tensor, out: Tensor) -> None:
         first = int(masked.flatten().nonzero()[0, 0]) % masked.shape[-1]
-        gives = "nan" if bool(out.isnan().any()) else "zeros"
+        values = _floats(out)[0]
+        zeros = bool((values == 0).all(-1).any())
+        gives = "nan" if bool(values.isnan().any()) else "zeros" if zeros else "all columns alike"
         label = self._stack[-1]
         if not any(known.module == label and known.phase == self.phase for known in self.record.masked):
             count = int(masked.sum())
@@ -231,7 +272,8 @@ class NumericProbe(TorchDispatchMode):
     def _settle(self) -> None:
         """What was made and never passed on: an overflow inside a module, whose output is finite and wrong."""
         for suspect in self._suspects:
-            if suspect.positive and suspect.cause != "weight":
+            passed_on = suspect.module.partition(":")[0] in self.record.births
+            if suspect.positive and suspect.cause != "weight" and not passed_on:
                 self.record.swallowed.setdefault(suspect.module, suspect)
         self._suspects.clear()
 
@@ -246,7 +288,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _floats(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()]
+    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    return [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
 
 
 def _bad_rows(finite: Tensor) -> list[int]:
@@ -262,7 +305,8 @@ def _bad_rows(finite: Tensor) -> list[int]:
 def _largest_finite(tensor: Tensor) -> float:
     magnitude = tensor.abs().max()
     if not torch.isfinite(magnitude):
-        magnitude = tensor[torch.isfinite(tensor)].abs().max() if torch.isfinite(tensor).any() else magnitude.new_zeros(())
+        finite = tensor[torch.isfinite(tensor)]
+        return float(finite.abs().max()) if finite.numel() else 0.0
     return float(magnitude)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from specdoctor.engine.engine import Engine
 from specdoctor.engine.target import Target
+from specdoctor.engine.trees import Tree, parse_tree
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.sources import resolve_model
 from specdoctor.measure.arms import Arm, EngineArm, HuggingFaceArm
@@ -23,6 +24,7 @@ from specdoctor.measure.drafting import (
     drafting_engine,
     find_draft,
     open_drafter,
+    tree_engine,
 )
 from specdoctor.measure.prompts import (
     Prompt,
@@ -36,6 +38,8 @@ from specdoctor.measure.prompts import (
     template_record,
 )
 from specdoctor.measure.scenarios import Scenario, load_scenario
+
+SIBLINGS = ("sampled", "likeliest")
 
 
 @dataclass(slots=True)
@@ -61,6 +65,8 @@ class BenchRequest:
     dynamic_k: str = "constant"
     vocabulary: str = "auto"
     draft_quantize: str | None = None
+    trees: list[str] = field(default_factory=list)
+    siblings: str = "sampled"
     lossy_typical_acceptance: bool = False
     ignore_stop: bool = False
     seed: int = 0
@@ -113,6 +119,8 @@ def load_workload(request: BenchRequest) -> Workload:
         "draft_tokens": {arm.name: arm.engine.draft_tokens for arm in arms if isinstance(arm, EngineArm)},
         "confidence_threshold": drafting.threshold,
         "dynamic_k": request.dynamic_k,
+        "trees": list(request.trees),
+        "siblings": request.siblings,
         "vocabulary": request.vocabulary,
         "draft_quantize": request.draft_quantize,
         "acceptance": acceptance_record(drafting.acceptance),
@@ -187,9 +195,24 @@ def _drafting(request: BenchRequest, scenario: Scenario | None) -> Drafting:
         vocabulary=request.vocabulary,
         quantize=request.draft_quantize,
         acceptance="typical" if request.lossy_typical_acceptance else "lossless",
+        trees=_trees(request),
         device=request.draft_device,
         dtype=request.draft_dtype,
     )
+
+
+def _trees(request: BenchRequest) -> tuple[Tree, ...]:
+    if request.siblings not in SIBLINGS:
+        raise SpecdoctorError(f"--siblings {request.siblings}: expected {' or '.join(SIBLINGS)}")
+    trees = tuple(parse_tree(text, request.siblings == "sampled") for text in request.trees)
+    for option, given in (
+        ("--lossy-typical-acceptance", request.lossy_typical_acceptance),
+        ("--confidence-threshold", request.confidence_threshold is not None),
+        ("--dynamic-k", request.dynamic_k != "constant"),
+    ):
+        if trees and given:
+            raise SpecdoctorError(f"--tree and {option}: the option is for chains; leave one of them out")
+    return trees
 
 
 def _check_acceptance(request: BenchRequest, settings: BenchSettings) -> None:
@@ -218,6 +241,9 @@ def _arms(
             arms.append(HuggingFaceArm(target))
         else:
             arms.append(EngineArm(name, drafting_engine(target, drafters[name], drafting, scenario_K)))
+            for tree in drafting.trees:
+                engine = tree_engine(target, drafters[name], tree)
+                arms.append(EngineArm(engine.arm, engine))
     return arms
 
 

@@ -42,7 +42,7 @@ class SpeedupModel:
     """The terms. Times are means per round, except `prefill` per request. Raises on values that cannot be.
 
     `t_target` is T(1): one whole round of the same engine with K = 0. `proposal_length` is K, the mean number of draft
-    rows verified (for a tree: its depth, since it bounds tau).
+    levels verified: of a chain its rows, of a tree its depth, since that bounds tau.
     """
 
     tau: float
@@ -53,6 +53,7 @@ class SpeedupModel:
     proposal_length: float
     prefill: float = 0.0
     tokens: float = 0.0  # decoded tokens per request; needed when prefill is given
+    draft_rows: float | None = None  # draft rows verified, where they are more than levels: a tree
 
     def __post_init__(self) -> None:
         times = {name: getattr(self, name) for name in ("t_draft", "t_overhead", "prefill", "tokens")}
@@ -88,7 +89,8 @@ class SpeedupModel:
             t_draft=draft,
             t_verify=verify,
             t_overhead=max(0.0, whole - draft - verify),
-            proposal_length=sum(r.verified for r in records) / n,
+            proposal_length=sum(r.verified if r.depth is None else r.depth for r in records) / n,
+            draft_rows=sum(r.verified for r in records) / n,
             prefill=prefill,
             tokens=sum(r.committed for r in records) / len({(r.prompt_id, r.repeat) for r in records}),
         )
@@ -251,7 +253,7 @@ def _finding(model: SpeedupModel, term: Term) -> str:
     if term == "verify":
         times = f"{1000 * model.t_verify:.2f} ms against {1000 * model.t_target:.2f} ms for one token"
         growth = f"{model.verify_growth:.2f}x (limit {VERIFY_GROWTH_LIMIT:g}x)"
-        return f"Verifying {model.proposal_length + 1:.3g} rows takes {times}: {growth}."
+        return f"Verifying {(model.draft_rows or model.proposal_length) + 1:.3g} rows takes {times}: {growth}."
     if term == "prefill":
         share = f"{model.prefill_share:.0%} of a request (limit {PREFILL_SHARE_LIMIT:.0%})"
         return f"Prefill takes {share}, and drafts cannot shorten it."

@@ -135,11 +135,14 @@ def _categories(result: Json, console: Console) -> None:
 
 
 def _sentences(result: Json, console: Console) -> None:
+    trees = {arm["name"] for arm in result["arms"] if (arm.get("draft") or {}).get("tree")}
     for row in result["comparisons"]:
         tau, speed = estimate(row["tau_difference"], "{:+.2f}"), estimate(row["tokens_per_s_ratio"])
         _line(
             console, "compare", f"{row['a']} against {row['b']}: tau_step {tau}, tokens/s x{speed} (paired by prompt)"
         )
+        if row["a"] in trees:
+            _line(console, "tree", f"{row['a']}: {_tree_verdict(row)}")
     for arm in result["arms"]:
         if arm["greedy_mismatches"] is None or arm["name"] == "ar":
             continue
@@ -160,6 +163,19 @@ def _sentences(result: Json, console: Console) -> None:
             _line(console, "differs", text, "red")
     for name, limit in result["limiting_term"].items():
         _line(console, "limit", f"{name}: {limit['sentence']} Try: {limit['advice']}.")
+
+
+def _tree_verdict(row: Json) -> str:
+    """Whether a tree gained over its chain, in tokens a round and in tokens a second."""
+    tau, speed = row["tau_difference"], row["tokens_per_s_ratio"]
+    more = "more tokens a round" if (tau["low"] or 0) > 0 else "no clear gain in tokens a round"
+    if speed["low"] is None:
+        return f"{more}; whether it is faster cannot be told from these prompts"
+    if speed["low"] > 1:
+        return f"{more}, and faster on this machine"
+    if speed["high"] < 1:
+        return f"{more}, but slower on this machine: the extra rows cost more than they bring"
+    return f"{more}, and no clear difference in speed on this machine"
 
 
 def _line(console: Console, label: str, text: str, style: str = "") -> None:

@@ -50,6 +50,10 @@ _TRANSFORMS = Rule(
 _MARKOV = Rule(lambda s: s.markov is not None, "it has a Markov head")
 _CONFIDENCE = Rule(lambda s: s.confidence is not None, "it has a confidence head")
 _DFLASH2 = Rule(lambda s: s.conv_kernel_size or s.selector_rank, "it has DFlash2's convolutions and candidate selector")
+_HALF_DFLASH2 = Rule(
+    lambda s: bool(s.selector_rank) != bool(s.conv_kernel_size),
+    "it has only one of DFlash2's convolutions and candidate selector",
+)
 _WINDOW = Rule(lambda s: any(x.window or x.causal_in_block for x in s.layers), "it has sliding or causal layers")
 _WINDOWS_DIFFER = Rule(
     lambda s: len({x.window for x in s.layers if x.window}) > 1, "its layers have windows of several widths"
@@ -126,7 +130,8 @@ RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
     "speculators": {
         "block": (
             _GEMMA4,
-            Rule(_DFLASH2.refuses, "its DFlash2 layout of speculators is not yet written"),
+            _HALF_DFLASH2,
+            Rule(lambda s: s.selector_rank and s.has_vocabulary_map, "it is a DFlash2 with a reduced vocabulary"),
             Rule(lambda s: s.markov == "rnn" and s.row_offset == 0, "its rnn head starts at row 1, there at row 0"),
             _BLOCK_WINDOWS,
             Rule(_speculators_causality, "its in-block causality follows another rule than sliding layers"),
@@ -144,6 +149,7 @@ RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
     "zlab": {
         "block": (
             _GEMMA4,
+            _HALF_DFLASH2,
             _MARKOV,
             _CONFIDENCE,
             _ANCHOR_FIRST,
@@ -175,11 +181,9 @@ RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
                 lambda s: s.markov is not None and _differs(s, logit_scale=1.0, softcap=None),
                 "it scales or caps logits before the Markov bias, which is not done there",
             ),
+            _HALF_DFLASH2,
             Rule(
-                lambda s: (
-                    bool(s.selector_rank) != bool(s.conv_kernel_size)
-                    or s.hidden_size < s.selector_top_k * (s.selector_top_k + 1)
-                ),
+                lambda s: s.hidden_size < s.selector_top_k * (s.selector_top_k + 1),
                 "its selector lattice of {0.selector_top_k} candidates needs a wider hidden state than {0.hidden_size}",
             ),
             Rule(

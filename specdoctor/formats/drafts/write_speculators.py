@@ -1,4 +1,4 @@
-"""Writer of speculators folders: dflash, dspark, eagle3 and peagle (formats page 1.7)."""
+"""Writer of speculators folders: dflash, dspark, dflash2, eagle3 and peagle (formats page 1.7)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ WITH_EMBEDDING, WITHOUT_EMBEDDING = "0.8.0", "0.9.0"
 _CLASSES = {
     "dflash": "DFlashSpeculator",
     "dspark": "DSparkSpeculator",
+    "dflash2": "DFlash2DraftModel",
     "eagle3": "Eagle3Speculator",
     "peagle": "PEagleSpeculator",
 }
@@ -63,13 +64,16 @@ def _block(spec: BlockSpec) -> dict[str, Any]:
     headed = bool(spec.markov or spec.confidence)
     sliding = [layer.causal_in_block for layer in spec.layers if layer.window]
     config: dict[str, Any] = {
-        "speculators_model_type": "dspark" if headed else "dflash",
+        "speculators_model_type": "dflash2" if spec.selector_rank else "dspark" if headed else "dflash",
         "aux_hidden_state_layer_ids": list(spec.taps),
         "block_size": spec.block_size,
         "mask_token_id": spec.mask_id,
         "sample_from_anchor": spec.row_offset == 1,
-        "sliding_window_non_causal": bool(sliding) and not sliding[0],
+        "sliding_window_non_causal": not sliding[0] if sliding else bool(spec.selector_rank),
     }
+    if spec.selector_rank:
+        names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+        config |= {name: getattr(spec, name) for name in names}
     if headed:
         config |= {
             "markov_rank": spec.markov_rank,
