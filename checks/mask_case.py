@@ -109,9 +109,3 @@ class MaskCase:
         if self.target is None:
             return []
         return [observe_tree(self.target, layout, seed) for seed, layout in enumerate(self.progress(self.layouts))]
-
-
-def short_list(numbers: Seq[int], most: int = 12) -> str:
-    """Numbers for a title: `0, 3, 4`, cut where there are many."""
-    shown = ", ".join(map(str, numbers[:most]))
-    return shown if len(numbers) <= most else f"{shown} and {len(numbers) - most} more"

@@ -16,26 +16,6 @@ from specdoctor.kernels.tree_mask import tree_attention_mask
 
 SMALLEST_FOR_A_SHIFT = 3  # rows below which nearly anything is a shift of something
 
-# Kind -> what it means, in the words of a finding.
-KINDS = {
-    "inverted boolean": "True and False (or 0 and the negative number) have changed places",
-    "everything visible": "no mask: every row sees the whole tree",
-    "transposed": "rows and columns have changed places: nodes see their descendants in place of their ancestors",
-    "causal instead of tree": "each row sees all earlier rows, as a chain would",
-    "shifted by one column": "each row has the pattern of the column beside it; the context may be off by one",
-    "shifted by one row": "each row has the pattern of the row beside it; the anchor's row may be missing",
-    "row sees nothing": "no column is visible, so softmax has nothing to choose from",
-    "self hidden": "a node does not see itself",
-    "ancestor hidden": "a node does not see one of its ancestors",
-    "sibling visible": "a node sees another child of its parent, which is no part of its text",
-    "descendant visible": "a node sees one below it, its own future",
-    "other request visible": "a node sees one of another request",
-    "other branch visible": "a node sees one of another branch, which is no part of its text",
-    "context cut": "a row does not see all committed tokens",
-    "beyond the window visible": "a row sees further back than the sliding window reaches",
-    "padding visible": "a row sees columns beyond the tree, which hold nothing or what an earlier draft left there",
-}
-
 
 @dataclass(frozen=True)
 class MaskFault:

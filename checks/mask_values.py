@@ -13,17 +13,6 @@ from torch import Tensor
 HIDES = -1000.0  # an addend above this leaves a weight that is not zero for some scores
 LARGEST_HALF = 65504.0
 
-KINDS = {
-    "NaN": "the mask itself is not a number",
-    "sign flipped": "positive numbers raise the scores that they should hide",
-    "does not hide": "a negative number near zero lowers a weight and does not make it zero",
-    "0/1 numbers": "as an additive mask it hides nothing: 1 is added to some scores, 0 to the others",
-    "all -inf row": "softmax of a row of -inf is NaN, and NaN only shows as low acceptance",
-    "row sees nothing": "softmax of a row of equal numbers weighs all columns alike, hidden ones included",
-    "dtype overflow": "the number is beyond float16, whose smallest is -65504, and becomes -inf there",
-    "-inf": "-inf is right as long as each row sees something; the most negative finite number is right always",
-}
-
 
 @dataclass(frozen=True)
 class ValueFault:
@@ -60,35 +49,23 @@ def value_faults(values: Tensor, dtype: torch.dtype | None = None) -> list[Value
     """
     computed = dtype or (values.dtype if values.is_floating_point() else torch.float32)
     wide = values.double()
-    found: list[tuple[str, Tensor]] = []
+    infinite = wide < -LARGEST_HALF if computed == torch.float16 else wide == -torch.inf
+    empty = ~visible_entries(values).any(-1) & ~wide.isnan().any(-1) & ~(wide > 0).any(-1)  # bool [n]
+    all_infinite = empty & infinite.all(-1)
+    found = {
+        "all -inf row": all_infinite[:, None].expand_as(wide),
+        "row sees nothing": (empty & ~all_infinite)[:, None].expand_as(wide),
+    }
     if is_additive(values):
-        low = wide < 0
-        found += [
-            ("NaN", wide.isnan()),
-            ("sign flipped", wide > 0),
-            ("does not hide", low & (wide > HIDES)),
-        ]
-        found += _beyond_the_dtype(wide, computed)
+        found |= {
+            "NaN": wide.isnan(),
+            "sign flipped": wide > 0,
+            "does not hide": (wide < 0) & (wide > HIDES),
+            "dtype overflow" if computed == torch.float16 else "-inf": infinite & ~all_infinite[:, None],
+        }
     elif values.is_floating_point():
-        found.append(("0/1 numbers", wide == 1))
-    found += _rows_without_a_column(values, wide, computed)
-    return [_fault(kind, entries, wide) for kind, entries in found if entries.any()]
-
-
-def _beyond_the_dtype(wide: Tensor, computed: torch.dtype) -> list[tuple[str, Tensor]]:
-    infinite = wide == -torch.inf
-    if computed == torch.float16:
-        return [("dtype overflow", wide < -LARGEST_HALF)]
-    return [("-inf", infinite)]
-
-
-def _rows_without_a_column(values: Tensor, wide: Tensor, computed: torch.dtype) -> list[tuple[str, Tensor]]:
-    empty = ~visible_entries(values).any(-1) & ~wide.isnan().any(-1) & ~(wide > 0).any(-1)
-    lowest = -LARGEST_HALF if computed == torch.float16 else float("-inf")
-    infinite = (wide == -torch.inf) | ((wide < lowest) if lowest > float("-inf") else torch.zeros_like(wide).bool())
-    nan = empty & infinite.all(-1) if is_additive(values) else torch.zeros_like(empty)
-    rows = {"all -inf row": nan, "row sees nothing": empty & ~nan}
-    return [(kind, which[:, None].expand_as(wide)) for kind, which in rows.items()]
+        found["0/1 numbers"] = wide == 1
+    return [_fault(kind, entries, wide) for kind, entries in found.items() if entries.any()]
 
 
 def _fault(kind: str, entries: Tensor, wide: Tensor) -> ValueFault:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from specdoctor.measure.numerics import DtypeRun
-from specdoctor.measure.weight_scan import WeightFacts
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.measure.numerics import DtypeRun
+    from specdoctor.measure.weight_scan import WeightFacts
 
 Key = TypeVar("Key")
 
@@ -14,10 +15,10 @@ Key = TypeVar("Key")
 class NumericsCase:
     """The context of the SD4 checks. Runs stand in the order of the dtypes asked for."""
 
-    weights: list[WeightFacts]
-    runs: list[DtypeRun] = field(default_factory=list)
+    weights: "list[WeightFacts]"
+    runs: "list[DtypeRun]" = field(default_factory=list)
 
-    def run(self, dtype: str) -> DtypeRun | None:
+    def run(self, dtype: str) -> "DtypeRun | None":
         """The run in a dtype, if it was made and did not fail."""
         return next((run for run in self.runs if run.dtype == dtype and not run.error), None)
 

@@ -24,11 +24,14 @@ the training checkpoint, and check the tensor there.
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from specdoctor.checks.finding import Finding, Severity, counted
 from specdoctor.checks.numerics_case import NumericsCase
 from specdoctor.checks.registry import Check
-from specdoctor.measure.weight_scan import WeightFacts
+
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.measure.weight_scan import WeightFacts
 
 DENORMAL_SHARE = {"float16": 0.2}
 USUAL_DENORMAL_SHARE = 0.01
@@ -46,7 +49,7 @@ def run(case: NumericsCase) -> list[Finding]:
     return [_finding(kind, tensors) for (_, kind), tensors in found.items()]
 
 
-def _alone(weights: Iterable[WeightFacts]) -> Iterator[tuple[WeightFacts, str, str]]:
+def _alone(weights: "Iterable[WeightFacts]") -> "Iterator[tuple[WeightFacts, str, str]]":
     for facts in weights:
         if facts.nan or facts.inf:
             yield facts, "nan-inf", f"holds {facts.nan} NaN and {facts.inf} infinite numbers of {facts.numbers:,}"
@@ -57,7 +60,7 @@ def _alone(weights: Iterable[WeightFacts]) -> Iterator[tuple[WeightFacts, str, s
             yield facts, "beyond-float16", f"reaches {facts.largest:.3g}, which float16 makes infinite"
 
 
-def _beside_siblings(weights: Iterable[WeightFacts]) -> Iterator[tuple[WeightFacts, str, str]]:
+def _beside_siblings(weights: "Iterable[WeightFacts]") -> "Iterator[tuple[WeightFacts, str, str]]":
     families: dict[tuple[str, str], list[WeightFacts]] = {}
     for facts in weights:
         if not facts.name.endswith("bias") and facts.kind != facts.name:
@@ -87,12 +90,12 @@ def _absurd(own: float, middle: float, others: int, typical: float) -> bool:
     return further and not 1 / PAIR_FACTOR <= own / middle <= PAIR_FACTOR
 
 
-def _typical(weights: list[WeightFacts]) -> float:
+def _typical(weights: "list[WeightFacts]") -> float:
     sizes = sorted(facts.rms for facts in weights if len(facts.shape) > 1)
     return sizes[len(sizes) // 2] if sizes else 0.0
 
 
-def _finding(kind: str, tensors: list[tuple[WeightFacts, str]]) -> Finding:
+def _finding(kind: str, tensors: "list[tuple[WeightFacts, str]]") -> Finding:
     facts, what = tensors[0]
     more = f" ({len(tensors)} tensors in all)" if len(tensors) > 1 else ""
     evidence = {

@@ -24,12 +24,15 @@ Overflow: run that side in bfloat16 or float32. A weight: see SD401. NaN out of 
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from specdoctor.checks.finding import Finding, Severity
 from specdoctor.checks.numerics_case import NumericsCase, by_key, place
 from specdoctor.checks.registry import Check
-from specdoctor.measure.numeric_probe import Birth, Suspect
-from specdoctor.measure.numerics import DtypeRun
+
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.measure.numeric_probe import Birth, Suspect
+    from specdoctor.measure.numerics import DtypeRun
 
 _FIXES = {
     "overflow": "Run this side in bfloat16 (--dtype bfloat16), or in float32.",
@@ -52,14 +55,14 @@ def _births(case: NumericsCase) -> Iterator[Finding]:
         yield _finding(birth, dtypes, [r.dtype for r in case.runs if not r.error and r.dtype not in dtypes])
 
 
-def _own(run: DtypeRun) -> list[Birth]:
+def _own(run: "DtypeRun") -> "list[Birth]":
     """Births without those of a drafter that only took what the target gave it."""
     births = run.record.births
     given = "target" in births
     return [birth for side, birth in births.items() if side == "target" or birth.cause != "unknown" or not given]
 
 
-def _finding(birth: Birth, dtypes: list[str], healthy: list[str]) -> Finding:
+def _finding(birth: "Birth", dtypes: list[str], healthy: list[str]) -> Finding:
     what = {
         "overflow": "overflows",
         "weight": f"takes NaN or infinity from the weight {birth.weight.partition(': ')[2]}",
@@ -103,7 +106,7 @@ def _swallowed(case: NumericsCase) -> Iterator[Finding]:
         )
 
 
-def _first_by_side(run: DtypeRun) -> dict[str, Suspect]:
+def _first_by_side(run: "DtypeRun") -> "dict[str, Suspect]":
     first: dict[str, Suspect] = {}
     for suspect in run.record.swallowed.values():
         first.setdefault(suspect.module.partition(":")[0], suspect)

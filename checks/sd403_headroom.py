@@ -23,12 +23,15 @@ Run in bfloat16, whose range is that of float32.
 """
 
 import re
+from typing import TYPE_CHECKING
 
 from specdoctor.checks.finding import Finding, Severity
 from specdoctor.checks.numerics_case import NumericsCase, place
 from specdoctor.checks.registry import Check
-from specdoctor.measure.numeric_probe import Peak
-from specdoctor.measure.numerics import DtypeRun
+
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.measure.numeric_probe import Peak
+    from specdoctor.measure.numerics import DtypeRun
 
 LARGEST_HALF = 65504.0
 LEAST_HEADROOM = 2.0
@@ -54,7 +57,7 @@ def run(case: NumericsCase) -> list[Finding]:
     return findings
 
 
-def measured_run(case: NumericsCase) -> DtypeRun | None:
+def measured_run(case: NumericsCase) -> "DtypeRun | None":
     """The run whose peaks are nearest to the true ones."""
     return next((found for dtype in _WIDEST_FIRST if (found := case.run(dtype)) is not None), None)
 
@@ -71,7 +74,7 @@ def _overflowed(case: NumericsCase, side: str) -> bool:
     return half is not None and side in half.record.births
 
 
-def _finding(label: str, peak: Peak, dtype: str) -> Finding:
+def _finding(label: str, peak: "Peak", dtype: str) -> Finding:
     headroom = LARGEST_HALF / peak.magnitude
     end = "beyond float16's largest number" if headroom < 1 else f"{headroom:.2f} times below float16's largest number"
     title = f"{label} reaches {peak.magnitude:.4g} in the {peak.phase}, {end}"

@@ -22,10 +22,14 @@ Let each row see at least itself, rows of padding included. Hide by the most neg
 - -inf, -1e4 and the most negative finite number: https://github.com/huggingface/transformers/pull/17306
 """
 
+from typing import TYPE_CHECKING
+
 from specdoctor.checks.finding import Finding, Severity
 from specdoctor.checks.numerics_case import NumericsCase, by_key, place
 from specdoctor.checks.registry import Check
-from specdoctor.measure.numerics import DtypeRun
+
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.measure.numerics import DtypeRun
 
 _FIX = "Let each row see at least itself, and hide by the most negative finite number (float16: -65504), not by -inf."
 
@@ -67,7 +71,7 @@ def _finding(case: NumericsCase, side: str, gives: str, dtypes: list[str]) -> Fi
     )
 
 
-def _cure(run: DtypeRun) -> str:
+def _cure(run: "DtypeRun") -> str:
     if run.cured is None:
         return ""
     if run.cured:

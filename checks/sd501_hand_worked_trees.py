@@ -1,9 +1,9 @@
-"""Hand-worked trees: every form of the tree mask, the positions and the acceptance are what was worked out by hand.
+"""Hand-worked trees: every form of the tree mask, the positions and the acceptance are as worked out by hand.
 
 ## What it checks
 For ten small trees whose mask, positions and accepted paths were written down by hand: that the boolean mask, the
-additive masks of float16, bfloat16 and float32, the packed ancestor bits, flex attention's block mask and the engine's
-own row visibility are that matrix, that positions follow depth, and that greedy verification accepts the path it should.
+additive masks of float16, bfloat16 and float32, the packed ancestor bits, flex attention's mask and the engine's own
+row visibility are that matrix, that positions follow depth, and that greedy verification accepts the right path.
 
 ## Why it matters
 A wrong mask raises no error, it only lowers acceptance. Everything else here is judged by these functions, so they
@@ -23,82 +23,35 @@ A finding here is a fault of specdoctor or of the installed torch, not of a mode
   https://github.com/PaddlePaddle/FastDeploy/pull/3514
 """
 
-from collections.abc import Iterator
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from specdoctor.checks.finding import Finding, Severity
-from specdoctor.checks.hand_worked_trees import HandWorkedTree, engine_acceptance
-from specdoctor.checks.mask_case import MaskCase
 from specdoctor.checks.registry import Check
-from specdoctor.engine.trees import rows_visible
-from specdoctor.kernels.tree_mask import (
-    additive_mask,
-    ancestor_bits,
-    checked_parents,
-    mask_of_bits,
-    tree_attention_mask,
-    tree_mask_mod,
-    tree_positions,
-)
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.checks.mask_case import MaskCase
+    from specdoctor.checks.tree_forms import Difference
+
+_FIX = "A fault of specdoctor or of the installed torch: please report it with the output of `specdoctor env`."
 
 
-def run(case: MaskCase) -> list[Finding]:
+def run(case: "MaskCase") -> list[Finding]:
     """Findings on specdoctor's own masks; none on a sound installation."""
-    return [finding for tree in case.trees for finding in (*_masks(tree), *_acceptance(tree))]
+    from specdoctor.checks.tree_forms import differences
+
+    return [_finding(difference) for tree in case.trees for difference in differences(tree)]
 
 
-def _masks(tree: HandWorkedTree) -> Iterator[Finding]:
-    parents = checked_parents(tree.parents, tree.name)
-    for form, visible in _forms(tree, parents):
-        if not torch.equal(visible, tree.visible):
-            row, column = (visible != tree.visible).nonzero()[0].tolist()
-            evidence = {"row": row, "column": column, "visible": bool(visible[row, column])}
-            yield _finding(tree, f"the {form} differs at row {row}, column {column}", form, evidence)
-    starts = [tree.starts[request] for request in tree.requests]
-    found = tuple((tree_positions(parents) + torch.tensor(starts)).tolist())
-    if found != tree.positions:
-        yield _finding(tree, f"positions are {found}", "positions", {"found": found, "expected": tree.positions})
-
-
-def _forms(tree: HandWorkedTree, parents: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Every form of the mask, as the boolean matrix that it stands for."""
-    closure = tree_attention_mask(parents)
-    yield "boolean mask", closure
-    for dtype in DTYPES:
-        added = additive_mask(closure, dtype)
-        name = str(dtype).removeprefix("torch.")
-        yield f"additive mask of {name}", torch.where(added.isfinite(), added == 0, ~tree.visible)
-    bits = ancestor_bits(parents)
-    yield "ancestor bits", mask_of_bits(bits)
-    index = torch.arange(len(parents))
-    nothing = torch.zeros((), dtype=torch.long)
-    yield "mask of flex attention", tree_mask_mod(bits)(nothing, nothing, index[:, None], index[None, :])
-    if all(parent < node for node, parent in enumerate(parents)) and max(tree.requests) == 0:
-        yield "row visibility of the engine", rows_visible(parents, torch.device("cpu"))[1:, 1:]
-
-
-def _acceptance(tree: HandWorkedTree) -> Iterator[Finding]:
-    for number, case in enumerate(tree.acceptance):
-        paths, committed = engine_acceptance(tree, case)
-        if paths != case.path or committed != case.committed:
-            evidence = {"path": paths, "expected_path": case.path, "committed": committed, "expected": case.committed}
-            yield _finding(tree, f"greedy verification takes the path {paths}", f"acceptance {number}", evidence)
-
-
-def _finding(tree: HandWorkedTree, what: str, subject: str, evidence: dict[str, object]) -> Finding:
+def _finding(difference: "Difference") -> Finding:
     return Finding(
         "SD501",
         Severity.ERROR,
-        f"tree {tree.name!r}: {what}, not as worked out by hand",
-        evidence,
-        {"tree": tree.name},
-        "A fault of specdoctor or of the installed torch: please report it with the output of `specdoctor env`.",
+        f"tree {difference.tree!r}: {difference.what}, not as worked out by hand",
+        difference.evidence,
+        {"tree": difference.tree},
+        _FIX,
         "mask.block-tree-visibility",
-        subject,
+        difference.subject,
     )
 
 

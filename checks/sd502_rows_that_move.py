@@ -25,43 +25,32 @@ not, the model's code adds a mask of its own, or ignores the one it is given.
 - A wrong block mask, found after training: https://github.com/sgl-project/SpecForge/pull/473
 """
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from specdoctor.checks.finding import Finding, Severity, counted
-from specdoctor.checks.mask_case import MaskCase
-from specdoctor.checks.mask_faults import KINDS, MaskFault, mask_faults
+from specdoctor.checks.finding import Finding, Severity
+from specdoctor.checks.mask_words import ENTRY_KINDS
 from specdoctor.checks.registry import Check
-from specdoctor.checks.tree_observation import Moves, TreeObservation
+
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.checks.mask_case import MaskCase
+    from specdoctor.checks.mask_faults import MaskFault
+    from specdoctor.checks.tree_observation import TreeObservation
 
 
-def run(case: MaskCase) -> list[Finding]:
+def run(case: "MaskCase") -> list[Finding]:
     """Findings by kind of mistake, over all trees that were run."""
-    seen = [(o, fault) for o in case.observed for fault in move_faults(o, o.fresh)]
+    seen = [(o, fault) for o in case.observed for fault in o.faults(o.fresh)]
     kinds = dict.fromkeys(fault.kind for _, fault in seen)
     return [_finding(kind, [(o, fault) for o, fault in seen if fault.kind == kind]) for kind in kinds]
 
 
-def move_faults(observation: TreeObservation, moves: Moves) -> list[MaskFault]:
-    """What is wrong with who moves: after layer 0, and, where that is right, after the last layer."""
-    direct = _faults(moves.moved("direct"), observation, observation.window)
-    return direct or _faults(moves.moved("through"), observation, None)
-
-
-def _faults(moved: Tensor, observation: TreeObservation, window: int | None) -> list[MaskFault]:
-    layout = observation.layout
-    return mask_faults(moved, layout.flat_parents, window=window, requests=layout.flat_requests)
-
-
-def _finding(kind: str, seen: Iterable[tuple[TreeObservation, MaskFault]]) -> Finding:
-    rows = list(seen)
+def _finding(kind: str, rows: "list[tuple[TreeObservation, MaskFault]]") -> Finding:
     observation, fault = rows[0]
     labels, change = observation.layout.labels, observation.fresh.direct
     verb = "does not move" if fault.expected else "moves"
     title = (
         f"{kind}: row {labels[fault.row]} of the tree {observation.layout.name!r} {verb} with the token of row "
-        f"{labels[fault.column]}; {KINDS[kind]}"
+        f"{labels[fault.column]}; {ENTRY_KINDS[kind]}"
     )
     examples = [
         {
@@ -70,7 +59,7 @@ def _finding(kind: str, seen: Iterable[tuple[TreeObservation, MaskFault]]) -> Fi
             "token of": o.layout.labels[f.column],
             "should move": "yes" if f.expected else "no",
             "change": float(o.fresh.direct[f.row, f.column]),
-            "why": counted(f.entries, "entry").replace("entrys", "entries"),
+            "wrong entries": f.entries,
         }
         for o, f in rows
     ]

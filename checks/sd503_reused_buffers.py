@@ -25,17 +25,20 @@ committed length each round, or rebuild them; compact the kept rows before the n
   https://github.com/PaddlePaddle/FastDeploy/pull/3514
 """
 
+from typing import TYPE_CHECKING
+
 from specdoctor.checks.finding import Finding, Severity
-from specdoctor.checks.mask_case import MaskCase
-from specdoctor.checks.mask_faults import KINDS
+from specdoctor.checks.mask_words import ENTRY_KINDS
 from specdoctor.checks.registry import Check
-from specdoctor.checks.sd502_rows_that_move import move_faults
-from specdoctor.checks.tree_observation import TreeObservation
+
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.checks.mask_case import MaskCase
+    from specdoctor.checks.tree_observation import TreeObservation
 
 _FIX = "Run again with --attention matmul; if that is clean, the fused attention keeps something between calls."
 
 
-def run(case: MaskCase) -> list[Finding]:
+def run(case: "MaskCase") -> list[Finding]:
     """The first tree that shows each trouble."""
     found: dict[str, Finding] = {}
     for observation in case.observed:
@@ -45,7 +48,7 @@ def run(case: MaskCase) -> list[Finding]:
     return list(found.values())
 
 
-def _stale(seen: TreeObservation) -> Finding | None:
+def _stale(seen: "TreeObservation") -> Finding | None:
     typical = float(seen.fresh.direct.diagonal().median())
     if seen.stale <= seen.fresh.noise:
         return None
@@ -56,23 +59,23 @@ def _stale(seen: TreeObservation) -> Finding | None:
     return _finding(seen, title, "stale", {"change": seen.stale, "noise": seen.fresh.noise, "typical_change": typical})
 
 
-def _moved_again(seen: TreeObservation) -> Finding | None:
-    if move_faults(seen, seen.fresh):
+def _moved_again(seen: "TreeObservation") -> Finding | None:
+    if seen.faults(seen.fresh):
         return None  # wrong from the start, and said so
-    faults = move_faults(seen, seen.reused)
+    faults = seen.faults(seen.reused)
     if not faults:
         return None
     fault, labels = faults[0], seen.layout.labels
     title = (
         f"{fault.kind} on reused buffers only: below a kept path, row {labels[fault.row]} of the tree "
         f"{seen.layout.name!r} {'does not move' if fault.expected else 'moves'} with the token of row "
-        f"{labels[fault.column]}; {KINDS[fault.kind]}"
+        f"{labels[fault.column]}; {ENTRY_KINDS[fault.kind]}"
     )
     change = float(seen.reused.direct[fault.row, fault.column])
     return _finding(seen, title, "moves", {"change": change, "noise": seen.reused.noise, "entries": fault.entries})
 
 
-def _kept(seen: TreeObservation) -> Finding | None:
+def _kept(seen: "TreeObservation") -> Finding | None:
     if not seen.kept_error > seen.limit:
         return None
     title = (
@@ -82,7 +85,7 @@ def _kept(seen: TreeObservation) -> Finding | None:
     return _finding(seen, title, "kept", {"error": seen.kept_error, "limit": seen.limit})
 
 
-def _finding(seen: TreeObservation, title: str, subject: str, evidence: dict[str, float]) -> Finding:
+def _finding(seen: "TreeObservation", title: str, subject: str, evidence: dict[str, float]) -> Finding:
     where = {"side": "target", "tree": seen.layout.name}
     fault = "engine.kv-rollback" if subject == "kept" else "mask.block-tree-visibility"
     return Finding("SD503", Severity.ERROR, title, evidence, where, _FIX, fault, subject)

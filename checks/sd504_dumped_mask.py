@@ -23,25 +23,28 @@ Build the mask from the parents: row i is row parent(i) with its own column adde
 - No tree configuration runs, the mask is unfinished: https://github.com/sgl-project/sglang-jax/issues/1611
 """
 
+from typing import TYPE_CHECKING
+
 from specdoctor.checks.finding import Finding, Severity
-from specdoctor.checks.mask_case import DumpedMask, MaskCase, short_list
-from specdoctor.checks.mask_faults import KINDS, MaskFault
+from specdoctor.checks.mask_words import ENTRY_KINDS, short_list
 from specdoctor.checks.registry import Check
 
-_EXAMPLES = 8
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.checks.mask_case import DumpedMask, MaskCase
+    from specdoctor.checks.mask_faults import MaskFault
 
 
-def run(case: MaskCase) -> list[Finding]:
+def run(case: "MaskCase") -> list[Finding]:
     """A finding for each kind of mistake, that of the first wrong entry first."""
     return [] if case.mask is None else [_finding(case.mask, fault) for fault in case.mask.faults]
 
 
-def _finding(mask: DumpedMask, fault: MaskFault) -> Finding:
+def _finding(mask: "DumpedMask", fault: "MaskFault") -> Finding:
     value = mask.dump.values[fault.row, fault.column].item()
     row, column = mask.node(fault.row), mask.column(fault.column)
     title = (
         f"{fault.kind}: row {fault.row} ({row}), column {fault.column} ({column}) is {value!r}, expected "
-        f"{'visible' if fault.expected else 'hidden'}; {KINDS[fault.kind]}"
+        f"{'visible' if fault.expected else 'hidden'}; {ENTRY_KINDS[fault.kind]}"
     )
     evidence = {
         "kind": fault.kind,

@@ -23,10 +23,15 @@ included, sees at least itself.
 - torch's attention and rows that see nothing: https://github.com/pytorch/pytorch/issues/103963
 """
 
+from typing import TYPE_CHECKING
+
 from specdoctor.checks.finding import Finding, Severity, counted
-from specdoctor.checks.mask_case import DumpedMask, MaskCase, short_list
-from specdoctor.checks.mask_values import KINDS, ValueFault
+from specdoctor.checks.mask_words import VALUE_KINDS, short_list
 from specdoctor.checks.registry import Check
+
+if TYPE_CHECKING:  # listing the checks must not import torch
+    from specdoctor.checks.mask_case import DumpedMask, MaskCase
+    from specdoctor.checks.mask_values import ValueFault
 
 _SEVERITIES = {"dtype overflow": Severity.WARNING, "0/1 numbers": Severity.WARNING, "-inf": Severity.INFO}
 _FIXES = {
@@ -37,18 +42,18 @@ _FIX = "Use 0 for visible and the most negative finite number of the dtype (floa
 _ROW_FIX = "Let each row, those of padding included, see at least itself; hide by -65504 in float16, never by -inf."
 
 
-def run(case: MaskCase) -> list[Finding]:
+def run(case: "MaskCase") -> list[Finding]:
     """A finding for each kind of wrong number."""
     return [] if case.mask is None else [_finding(case.mask, fault) for fault in case.mask.value_faults]
 
 
-def _finding(mask: DumpedMask, fault: ValueFault) -> Finding:
+def _finding(mask: "DumpedMask", fault: "ValueFault") -> Finding:
     of_rows = fault.kind in ("all -inf row", "row sees nothing")
     count = counted(fault.entries, "row") if of_rows else f"{fault.entries:,} of {mask.dump.values.numel():,} entries"
     place = f"row {fault.row} ({mask.node(fault.row)})"
     if not of_rows:
         place += f", column {fault.column} ({mask.column(fault.column)})"
-    title = f"{fault.kind}: {place} is {fault.value:g}; {KINDS[fault.kind]} ({count})"
+    title = f"{fault.kind}: {place} is {fault.value:g}; {VALUE_KINDS[fault.kind]} ({count})"
     evidence = {
         "kind": fault.kind,
         "row": fault.row,

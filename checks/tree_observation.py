@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdoctor.checks.hand_worked_trees import local_parents, members
+from specdoctor.checks.mask_faults import MaskFault, mask_faults
 from specdoctor.engine.rows import PackedRows
 from specdoctor.engine.target import Target
 from specdoctor.kernels.tree_mask import tree_attention_mask, tree_depths, with_anchor
@@ -98,6 +99,13 @@ class TreeObservation:
     def allowed(self) -> Tensor:
         """Bool [N, N]: which rows may move with which."""
         return tree_attention_mask(self.layout.flat_parents)
+
+    def faults(self, moves: Moves) -> list[MaskFault]:
+        """What is wrong with who moves: after layer 0, and, where that is right, after the last layer."""
+        return self._faults(moves.moved("direct"), self.window) or self._faults(moves.moved("through"), None)
+
+    def _faults(self, moved: Tensor, window: int | None) -> list[MaskFault]:
+        return mask_faults(moved, self.layout.flat_parents, window=window, requests=self.layout.flat_requests)
 
 
 @torch.inference_mode()

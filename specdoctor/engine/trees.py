@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdoctor.errors import SpecdoctorError
+from specdoctor.kernels.tree_mask import tree_attention_mask, tree_depths, with_anchor
 
 MOST_NODES = 256
 
@@ -131,28 +132,11 @@ def check_parents(parents: Seq[int], where: str) -> None:
 
 @lru_cache(maxsize=4096)
 def node_depths(parents: tuple[int, ...]) -> tuple[int, ...]:
-    """Depth of each node, 1 for children of the anchor; a parent stands before its children."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return tuple(depths)
+    """Depth of each node, 1 for children of the anchor."""
+    return tuple(depth + 1 for depth in tree_depths(parents))
 
 
 @lru_cache(maxsize=256)
 def rows_visible(parents: tuple[int, ...], device: torch.device) -> Tensor:
     """Which rows [n + 1, n + 1] of [anchor, nodes...] see which: each its ancestors, the anchor and itself."""
-    n = len(parents) + 1
-    seen = torch.eye(n, dtype=torch.bool)
-    seen[:, 0] = True
-    for node, parent in enumerate(parents, 1):
-        seen[node] |= seen[parent + 1]
-    return seen.to(device)
-
-
-@lru_cache(maxsize=4096)
-def ancestors(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """For each node, itself and its ancestors, root first."""
-    paths: list[tuple[int, ...]] = []
-    for node, parent in enumerate(parents):
-        paths.append((node,) if parent < 0 else (*paths[parent], node))
-    return tuple(paths)
+    return tree_attention_mask(with_anchor(parents), device)

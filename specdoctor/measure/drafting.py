@@ -82,7 +82,7 @@ class Drafting:
 
 
 def find_draft(text: str) -> DraftSource:
-    """The folder or GGUF file that `text` names, or the look-up `ngram`, `ngram:5`; a folder of that name is `./ngram`."""
+    """The folder or GGUF that `text` names, or the look-up `ngram`, `ngram:5`; a folder of that name is `./ngram`."""
     if text.partition(":")[0] == NGRAM:
         prompt_lookup_spec(text, 0)
         return text
@@ -92,7 +92,7 @@ def find_draft(text: str) -> DraftSource:
 
 def draft_name(source: DraftSource) -> str:
     """What an arm with this drafter is called unless it is given a name."""
-    return source.replace(":", "-") if isinstance(source, str) else source.resolve().name
+    return source.replace(":", "-") if isinstance(source, str) else source.resolve().name.removesuffix(".gguf")
 
 
 def open_drafter(source: DraftSource, target: Target, options: Drafting, name: str = "") -> Drafter:

@@ -4,6 +4,7 @@ Contract: `run_numerics` makes one `DtypeRun` a dtype, in the order given; a dty
 `error` and the others go on. Target and drafter of one dtype are freed before the next is loaded.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
@@ -88,6 +89,7 @@ def run_numerics(make: Callable[[str], Pair], dtypes: Iterable[str], plan: Numer
             _fill(run, make(dtype), plan)
         except (RuntimeError, NotImplementedError) as error:  # no kernel for this dtype, or no memory
             run.error = next(iter(str(error).splitlines()), type(error).__name__)
+        gc.collect()  # hooks make circles of references: without this two pairs would be in memory at once
         yield run
 
 

@@ -128,7 +128,7 @@ def waste(records: Records, seed: int = 0) -> Estimate:
 
 
 def efficiency(records: Records, proposal_length: int | None = None, seed: int = 0) -> Estimate:
-    """tau_step / (K + 1): the part of the possible that was reached. K defaults to the longest draft of the arm (of trees: the deepest)."""
+    """tau_step / (K + 1): the part of the possible that was reached. K defaults to the longest draft (deepest tree)."""
     rounds = Rounds.of(records)
     K = int(rounds.drafted.max(initial=0)) if proposal_length is None else proposal_length
     if K < 1:

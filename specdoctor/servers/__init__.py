@@ -1,0 +1,1 @@
+"""HTTP clients of running engines."""
