@@ -12,7 +12,7 @@ class Oracle:
     name, taps, spec = "oracle", (), None
 
     def __init__(self, text: list[int], max_draft: int = 4, misses: int = 99) -> None:
-        self.text, self.max_draft, self.misses = text, max_draft, misses
+        self.text, self.max_draft, self.default_draft, self.misses = text, max_draft, max_draft, misses
 
     def begin(self, sequences: list[Sequence]) -> None: ...
 

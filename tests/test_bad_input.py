@@ -194,7 +194,7 @@ BROKEN_DRAFTERS: dict[str, tuple[Callable[[Path], object], str]] = {
         "norm.weight has shape [3], expected [64] by its config",
     ),
     "unknown format": (config(architectures=["Whatever"]), "architectures is Whatever, and no other marker"),
-    "not yet supported": (config(architectures=["DFlash2DraftModel"]), "recognised as z-lab DFlash2"),
+    "known by name only": (config(dspark_bonus_anchor=True), "NVIDIA Nemotron DSpark"),
     "taps out of range": (
         config(target_layer_ids=[0, 5]),
         "target_layer_ids ends with layer 5, but the target tiny has layers 0 to 1",

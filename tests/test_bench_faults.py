@@ -23,7 +23,7 @@ def test_a_planted_wrong_token_is_a_mismatch(prompts: Path, monkeypatch: pytest.
     """An engine that commits one wrong token where drafts are verified: exit 1, and no excuse by rounding."""
     from specdoctor.engine import engine as module
 
-    honest, done = module.verify, []
+    honest, done = module.ACCEPTANCE["lossless"], []
 
     def faulty(sequences: list, drafts: list, logits: torch.Tensor) -> list[Verdict]:
         verdicts = honest(sequences, drafts, logits)
@@ -33,7 +33,7 @@ def test_a_planted_wrong_token_is_a_mismatch(prompts: Path, monkeypatch: pytest.
             done.append(token)
         return verdicts
 
-    monkeypatch.setattr(module, "verify", faulty)
+    monkeypatch.setitem(module.ACCEPTANCE, "lossless", faulty)
     result = bench(prompts, "--draft", VANILLA, code=ExitCode.FINDINGS)
     row = arm(result, VANILLA.name)
     assert done and row["greedy_mismatches"] == 1 and row["near_ties"] == 0

@@ -142,7 +142,7 @@ def test_json_is_the_whole_document(tmp_path: Path) -> None:
     code, text = inspected(GOLDEN / "zlab-dflash", "--json", "-")
     document = json.loads(text)
     assert code == 0 and document["schema_version"] == 1 and document["command"] == "inspect"
-    assert document["findings"] == [] and len(document["checks"]) == 8
+    assert document["findings"] == [] and len(document["checks"]) == 9
     code, text = inspected(GOLDEN / "zlab-dflash", "--json", tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text())["family"] == "zlab" and "runs here yes" in text
     assert inspected(GOLDEN / "zlab-dflash", "--json", tmp_path / "no" / "out.json")[0] == 2

@@ -41,6 +41,7 @@ class BlockDrafter(TreeDrafting, nn.Module):
         self.markov = make_sequential_head(spec)  # of DSpark, or the candidate selector of DFlash2
         width = spec.hidden_size + (spec.markov_rank if spec.confidence == "hidden+markov" else 0)
         self.confidence = ConfidenceHead(width) if spec.confidence else None
+        self.temperatures: Tensor | None = None  # [max_draft] of the confidence's logits, where it was calibrated
         self.embedding, self.head, self.d2t = embedding, head, d2t
         self.verify_on = head.device  # where drafts are wanted: the target's device, if that is another one
 
@@ -150,6 +151,11 @@ class BlockDrafter(TreeDrafting, nn.Module):
 
     def confidences(self, anchors: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor | None:
         """Predicted conditional acceptance [R, K] of each token, float32; None without a confidence head."""
+        logits = self.confidence_logits(anchors, hidden, tokens)
+        return None if logits is None else self.confidence_of(logits)
+
+    def confidence_logits(self, anchors: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor | None:
+        """What the head itself says [R, K], float32, before any stored temperature and the sigmoid."""
         if self.confidence is None:
             return None
         features = hidden
@@ -157,7 +163,32 @@ class BlockDrafter(TreeDrafting, nn.Module):
             assert isinstance(self.markov, VanillaHead)
             prev = torch.cat([anchors[:, None], tokens[:, :-1]], dim=1)
             features = torch.cat([hidden, self.markov.markov_w1(prev)], dim=-1)
-        return torch.sigmoid(self.confidence.logits(features))
+        return self.confidence.logits(features)
+
+    def confidence_of(self, logits: Tensor) -> Tensor:
+        """[R, K] logits of the first K positions -> confidences, each divided by its position's temperature first."""
+        if self.temperatures is not None:
+            logits = logits / self.temperatures[: logits.shape[-1]]
+        return torch.sigmoid(logits)
+
+    def calibrate(self, temperatures: Seq[float] | None) -> None:
+        """Divide the confidence's logits by these, one for each position; None: leave them as the head gives them.
+
+        No token, and no distribution that tokens are drawn from, depends on it. Raises unless there are `max_draft`
+        numbers above 0, and a confidence head.
+        """
+        if temperatures is None:
+            self.temperatures = None
+            return
+        values, K = list(temperatures), self.max_draft
+        if len(values) != K or not all(0 < value < float("inf") for value in values):
+            raise SpecdoctorError(
+                f"confidence temperatures: found {values}, expected {K} numbers above 0, one for each draft of "
+                f"{self.name}"
+            )
+        if self.confidence is None:
+            raise SpecdoctorError(f"confidence temperatures: the drafter {self.name} has no confidence head")
+        self.temperatures = torch.tensor(values, dtype=torch.float32, device=self.device)
 
 
 def _pick(logits: Tensor, sampling: Sampling, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:

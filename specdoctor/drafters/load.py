@@ -10,6 +10,7 @@ import torch
 
 from specdoctor.drafters.binding import Binding, shared
 from specdoctor.drafters.block import bind_block
+from specdoctor.drafters.calibrated import apply_calibration
 from specdoctor.drafters.causal_lm import load_causal_lm
 from specdoctor.drafters.eagle import bind_eagle
 from specdoctor.drafters.eagle3 import bind_eagle3
@@ -52,7 +53,8 @@ def load_drafter(
 ) -> Drafter:
     """Read a draft checkpoint and bind it to `target`; `same` takes the target's device and dtype.
 
-    `vocabulary` and `quantize` are of a causal LM drafter (see `load_causal_lm`); others have neither. Raises
+    `vocabulary` and `quantize` are of a causal LM drafter (see `load_causal_lm`); others have neither. A calibration
+    beside the weights is applied to the confidences, or warned of where it was made for other weights. Raises
     `SpecdoctorError` when the checkpoint is broken or the pair cannot fit: hidden size, taps, vocabulary rows, mask id.
     """
     checkpoint = read_draft(folder, target.num_layers)
@@ -85,9 +87,11 @@ def load_drafter(
         attention=choose_attention(where, kind).compute,
     )
     try:
-        return BINDERS[checkpoint.spec.algorithm](binding)
+        drafter = BINDERS[checkpoint.spec.algorithm](binding)
     except SpecdoctorError as error:
         raise SpecdoctorError(f"{checkpoint.where}: {error}") from None
+    apply_calibration(drafter, checkpoint)
+    return drafter
 
 
 def _check_pair(checkpoint: DraftCheckpoint, target: Target) -> None:

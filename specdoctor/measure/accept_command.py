@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specdoctor.drafters.block import BlockDrafter
 from specdoctor.errors import ExitCode, SpecdoctorError
+from specdoctor.formats.drafts.calibration_file import StoredCalibration
 from specdoctor.formats.drafts.detect import detect
 from specdoctor.formats.drafts.read import describe, open_draft
 from specdoctor.formats.sources import cache_root
@@ -23,8 +24,6 @@ from specdoctor.measure.prompts import TemplateRecord, load_tokenizer
 from specdoctor.measure.token_classes import token_classes
 from specdoctor.measure.workload import BenchRequest, Workload, draft_sources, load_workload
 from specdoctor.metrics.round_cost import RoundCost
-
-CALIBRATION = "calibration.json"  # beside a drafter's weights: `temperatures`, one for each draft position
 
 
 @dataclass(slots=True)
@@ -44,11 +43,37 @@ class AcceptRequest:
     calibration: Path | None = None
 
 
+@dataclass(slots=True)
+class MeasuredAcceptance:
+    """A finished run, with what it ran on."""
+
+    run: AcceptRun
+    load: Workload
+    costs: dict[str, RoundCost]  # by arm; empty without a cost table
+
+
 def run_accept_request(request: AcceptRequest, on_progress: Callable[[Progress], None] | None = None) -> dict[str, Any]:
     """Load, look, summarise. The result's `exit_code` is what the command should exit with.
 
     Raises `SpecdoctorError` for anything that does not fit, before anything is decoded.
     """
+    measured = measure_request(request, on_progress)
+    run, load = measured.run, measured.load
+    template = load.described["template"]
+    tokenizer = load_tokenizer(load.target.folder) if load.target.folder and template["kind"] != "bytes" else None
+    result = accept_result(
+        run,
+        _described(load, run.settings, request),
+        class_of=token_classes(run.arms[0].texts, tokenizer, template["kind"] == "bytes"),
+        costs=measured.costs,
+    )
+    return result | {"command": sys.argv, "exit_code": int(_exit_code(run))}
+
+
+def measure_request(
+    request: AcceptRequest, on_progress: Callable[[Progress], None] | None = None
+) -> MeasuredAcceptance:
+    """Load and look. Raises as `run_accept_request` does; `KeyboardInterrupt` when there is nothing to keep."""
     if not request.workload.drafts:
         raise SpecdoctorError("--draft: found none, expected at least one drafter folder; accept judges drafters")
     settings = AcceptSettings(  # refused here before any model is loaded; the rest is known after
@@ -69,24 +94,16 @@ def run_accept_request(request: AcceptRequest, on_progress: Callable[[Progress],
     settings.repeats = request.repeats
     settings.check()
     drafters, settings.draft_tokens = _drafters(load)
-    costs = _costs(request, load, settings.draft_tokens)
-    temperatures = _temperatures(request, load)
+    costs = round_costs(request.costs, request.workload.target, load, settings.draft_tokens)
+    if request.calibration is not None:
+        _calibrate(drafters.values(), request.calibration)
     corpus = _corpus(request, load, settings)
     run = measure_acceptance(load.target, drafters, load.prompts, corpus, settings, on_progress)
     if not run.arms[0].texts:
         if run.stopped == "interrupted":
             raise KeyboardInterrupt
         raise SpecdoctorError("no text was looked at; give prompts", ExitCode.NOTHING)
-    template = load.described["template"]
-    tokenizer = load_tokenizer(load.target.folder) if load.target.folder and template["kind"] != "bytes" else None
-    result = accept_result(
-        run,
-        _described(load, settings, request),
-        class_of=token_classes(run.arms[0].texts, tokenizer, template["kind"] == "bytes"),
-        costs=costs,
-        temperatures=temperatures,
-    )
-    return result | {"command": sys.argv, "exit_code": int(_exit_code(run))}
+    return MeasuredAcceptance(run, load, costs)
 
 
 def _refuse_other_drafters(request: BenchRequest) -> None:
@@ -98,7 +115,7 @@ def _refuse_other_drafters(request: BenchRequest) -> None:
         if found:
             raise SpecdoctorError(
                 f"accept: {name} is {found}, expected a DSpark or DFlash drafter; measure others with `specdoctor "
-                "bench`"
+                "bench` or `specdoctor eval --rollouts`"
             )
 
 
@@ -137,51 +154,42 @@ def _corpus(request: AcceptRequest, load: Workload, settings: AcceptSettings) ->
     return Corpus(folder, manifest)
 
 
-def _costs(request: AcceptRequest, load: Workload, lengths: Mapping[str, int]) -> dict[str, RoundCost]:
-    """Cost of a round by arm: from a table of `profile` (at the prompts' mean length), or a plain one."""
-    if request.costs is None:
+def round_costs(path: Path | None, target: str, load: Workload, arms: Iterable[str]) -> dict[str, RoundCost]:
+    """Cost of a round by arm: from a table of `profile` (at the prompts' mean length), or a plain one.
+
+    Raises `SpecdoctorError` for a table of another `target`, device or dtype, or without one of `arms`.
+    """
+    if path is None:
         return {}
     try:
-        table = json.loads(request.costs.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         table = None
     if not (isinstance(table, dict) and table.get("kind") in ("cost-table", "profile")):
-        return dict.fromkeys(lengths, RoundCost.read(request.costs))
-    measured = CostTable.read(request.costs)
+        return dict.fromkeys(arms, RoundCost.read(path))
+    measured = CostTable.read(path)
     dtype = str(load.target.dtype).removeprefix("torch.")
-    measured.check(request.costs, request.workload.target, str(load.target.device), dtype)
+    measured.check(path, target, str(load.target.device), dtype)
     context = sum(len(prompt.ids) for prompt in load.prompts) / len(load.prompts) + load.settings.max_new_tokens / 2
     rows = sorted({point.rows for point in measured.sps})
     seconds = tuple(measured.target_seconds(n, context) for n in rows)
     costs = {}
-    for name in lengths:
+    for name in arms:
         if name not in measured.drafts:
             raise SpecdoctorError(
-                f"{request.costs}: key drafts has {', '.join(measured.drafts) or 'no drafter'}, expected {name}; "
+                f"{path}: key drafts has {', '.join(measured.drafts) or 'no drafter'}, expected {name}; "
                 "profile it too, or name the arm alike with --draft NAME=FOLDER"
             )
         costs[name] = RoundCost(tuple(rows), seconds, measured.draft_seconds(name, context))
     return costs
 
 
-def _temperatures(request: AcceptRequest, load: Workload) -> dict[str, list[float]]:
-    """Stored temperatures of the confidence by arm: `--calibration`, or the file beside the drafter's weights."""
-    found = {}
-    for name, folder in load.described["drafts"].items():
-        path = request.calibration or Path(folder) / CALIBRATION
-        if request.calibration is not None or path.is_file():
-            found[name] = _read_temperatures(path)
-    return found
-
-
-def _read_temperatures(path: Path) -> list[float]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))["temperatures"]
-        return [float(value) for value in values]
-    except OSError as error:
-        raise SpecdoctorError(f"{path}: {error.strerror or error}; give the JSON file of a calibration") from None
-    except (ValueError, KeyError, TypeError):
-        raise SpecdoctorError(f"{path}: expected a JSON object with a list of numbers `temperatures`") from None
+def _calibrate(drafters: Iterable[BlockDrafter], path: Path) -> None:
+    """Use the temperatures of `--calibration` in the place of those beside the weights, whatever they were made for."""
+    stored = StoredCalibration.read(path)
+    for drafter in drafters:
+        if drafter.confidence is not None:
+            drafter.calibrate(stored.temperatures)
 
 
 def _described(load: Workload, settings: AcceptSettings, request: AcceptRequest) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.target import Target
 from specdoctor.errors import SpecdoctorError
 from specdoctor.measure.corpus import CorpusText
-from specdoctor.measure.drafted_paths import drafted_confidences, needs_target_logits
+from specdoctor.measure.drafted_paths import drafted_logits, needs_target_logits
 from specdoctor.measure.known_text import (
     KnownText,
     block_chunks,
@@ -98,7 +98,8 @@ class AcceptancePass:
         """Arrays for whatever is asked for, also of a text without a single anchor."""
         result.by_temperature = {label: np.zeros_like(result.accept) for label, _ in self.options.temperatures}
         result.rank = np.full(result.accept.shape, -1, np.int64) if self.options.tree_width else None
-        result.confidence = None if self.drafter.confidence is None else np.zeros_like(result.accept)
+        if self.drafter.confidence is not None:
+            result.confidence, result.confidence_logit = np.zeros_like(result.accept), np.zeros_like(result.accept)
 
     def _look(self, known: KnownText, result: TextAcceptance) -> None:
         """Fill acceptance, ranks and confidences of every anchor, a chunk of blocks at a time."""
@@ -107,10 +108,11 @@ class AcceptancePass:
             anchors = torch.as_tensor(result.anchors[first:last], device=known.ids.device)
             hidden = hidden_below(self.drafter, known, anchors)[:, : options.depth]
             tokens = tokens_ahead(known.ids, anchors, options.depth)  # [A, depth]
-            if result.confidence is not None:
-                values = self.drafter.confidences(known.ids[anchors], hidden, tokens)
-                assert values is not None
-                result.confidence[first:last] = values.cpu().numpy()
+            logits = self.drafter.confidence_logits(known.ids[anchors], hidden, tokens)
+            if logits is not None:
+                assert result.confidence is not None and result.confidence_logit is not None
+                result.confidence[first:last] = self.drafter.confidence_of(logits).cpu().numpy()
+                result.confidence_logit[first:last] = logits.cpu().numpy()
             self._walk(known, anchors, hidden, tokens, result, first)
         ahead = result.anchors[:, None] + np.arange(options.depth) + 1
         for array in (result.accept, *result.by_temperature.values()):
@@ -161,7 +163,9 @@ class AcceptancePass:
         at, accepted = np.array(rounds, np.int64).reshape(-1, 2).T
         result.rounds = ReplayedRounds(at, accepted)
         if self._follows:
-            result.rounds.confidence = drafted_confidences(self.drafter, known, self.sampling, at, accepted, K, rng)
+            logits = drafted_logits(self.drafter, known, self.sampling, at, accepted, K, rng)
+            sure = self.drafter.confidence_of(torch.as_tensor(logits, device=self.drafter.device))
+            result.rounds.confidence, result.rounds.confidence_logit = sure.cpu().numpy(), logits
 
 
 def acceptance(q: Tensor, p: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Contract: pure functions of what was measured. Every estimate is {value, low, hi
 row for each arm and prompt, with the expected sums that a paired comparison needs and no text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,12 +50,9 @@ def accept_result(
     *,
     class_of: ClassOf | None = None,
     costs: Mapping[str, RoundCost] | None = None,
-    temperatures: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """The `--json` object. `settings` are the command's own; `costs` and `temperatures` (of the confidence) by arm."""
-    arms = [
-        _arm(run, arm, class_of, (costs or {}).get(arm.name), (temperatures or {}).get(arm.name)) for arm in run.arms
-    ]
+    """The `--json` object. `settings` are the command's own; `costs` by arm."""
+    arms = [_arm(run, arm, class_of, (costs or {}).get(arm.name)) for arm in run.arms]
     manifest = run.corpus.manifest
     return _plain(
         {
@@ -91,13 +88,7 @@ def accept_result(
     )
 
 
-def _arm(
-    run: AcceptRun,
-    arm: AcceptArm,
-    class_of: ClassOf | None,
-    cost: RoundCost | None,
-    temperatures: Sequence[float] | None,
-) -> dict[str, Any]:
+def _arm(run: AcceptRun, arm: AcceptArm, class_of: ClassOf | None, cost: RoundCost | None) -> dict[str, Any]:
     seed, spec = run.settings.seed, arm.drafter.spec
     rounds = AcceptanceFigures(arm.texts, arm.variant, by_round, seed)
     anchors = AcceptanceFigures(arm.texts, arm.variant, by_anchor, seed)
@@ -129,7 +120,7 @@ def _arm(
         "splits_average": "round" if whole else "anchor",
         "change_point": _change_point(run, arm),
         "what_if": what_if(arm, run.settings, cost) if run.settings.what_if else None,
-        "calibration": _calibration(arm, temperatures, seed),
+        "calibration": _calibration(arm, seed),
         "numerics": _numerics(run, arm),
     }
 
@@ -169,8 +160,10 @@ def _change_point(run: AcceptRun, arm: AcceptArm) -> dict[str, Any]:
     return find_change_point(curves, landmarks(run.target, arm.drafter), run.settings.seed).to_json()
 
 
-def _calibration(arm: AcceptArm, temperatures: Sequence[float] | None, seed: int) -> dict[str, Any]:
-    return confidence_report(arm.texts, arm.draft_tokens, temperatures, seed)
+def _calibration(arm: AcceptArm, seed: int) -> dict[str, Any]:
+    """The head as it is, and with the temperatures that the drafter applies where it was calibrated."""
+    stored = arm.drafter.temperatures
+    return confidence_report(arm.texts, arm.draft_tokens, None if stored is None else stored.tolist(), seed)
 
 
 def _numerics(run: AcceptRun, arm: AcceptArm) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def what_if(arm: AcceptArm, settings: AcceptSettings, cost: RoundCost | None) ->
     rows["vocabulary"] = _paired_ceilings(rows["vocabulary"], texts, arm)
     own = _own_vocabulary(texts, arm, seed)
     rules = [
-        {"rule": rule.name, "formula": rule.formula} | _figures(follow_rule(texts, rule), cost, seed)
+        {"rule": rule.name, "formula": rule.formula} | variant_figures(follow_rule(texts, rule), cost, seed)
         for rule in length_rules(arm.draft_tokens)
     ]
     result: dict[str, Any] = rows | {
@@ -73,10 +73,11 @@ def _row(variant: Variant, totals: Totals, cost: RoundCost | None, seed: int) ->
         setting["threshold"] = variant.threshold
     if variant.temperature is not None:
         setting["draft_temperature"] = variant.temperature
-    return setting | _figures(totals, cost, seed)
+    return setting | variant_figures(totals, cost, seed)
 
 
-def _figures(totals: Totals, cost: RoundCost | None, seed: int) -> dict[str, Any]:
+def variant_figures(totals: Totals, cost: RoundCost | None, seed: int) -> dict[str, Any]:
+    """tau_step, alpha_draft and drafts verified a round of one variant; with a cost table the predicted speed too."""
     n = round(float(totals.rounds.sum()))
     verified = totals.lengths @ np.arange(totals.lengths.shape[1])
     row: dict[str, Any] = {
@@ -184,7 +185,7 @@ def _own_vocabulary(texts: Sequence[TextAcceptance], arm: AcceptArm, seed: int) 
     return {
         "rows": len(d2t),
         "coverage": inside / total if total else None,
-        "tau_ceiling": _figures(follow(texts, [ceiling])[0], None, seed)["tau_step"],
+        "tau_ceiling": variant_figures(follow(texts, [ceiling])[0], None, seed)["tau_step"],
     }
 
 
@@ -197,7 +198,7 @@ def _trees(texts: Sequence[TextAcceptance], arm: AcceptArm, seed: int) -> list[d
         return []
     whole = all(text.whole for text in texts)
     full = [Variant(f"tree {width}", arm.draft_tokens, tree_width=width) for width in WIDTHS]
-    ceilings = [_figures(totals, None, seed)["tau_step"] for totals in follow(texts, full)] if whole else []
+    ceilings = [variant_figures(totals, None, seed)["tau_step"] for totals in follow(texts, full)] if whole else []
     weigh = by_round if whole else by_anchor
     rows = []
     for i, width in enumerate(WIDTHS):

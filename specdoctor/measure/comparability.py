@@ -15,7 +15,8 @@ from specdoctor.measure.prompt_file import did_you_mean
 from specdoctor.metrics.change import Change, independent_change, interval_change, paired_change
 from specdoctor.metrics.sums import DEFINITIONS, METRICS, Definition
 
-STRICT = ("target", "template", "K", "temperature", "prompts")
+STATED = ("target", "template", "K", "temperature", "prompts")  # every result should say these
+STRICT = (*STATED, "tree", "acceptance")
 LOOSE = (
     *("draft_temperature", "confidence_threshold", "max_new_tokens", "seed"),
     *("device", "dtype", "processor", "threads", "max_concurrency"),
@@ -54,10 +55,10 @@ def differences(run: ResultSet, baseline: ResultSet) -> list[Difference]:
 
 
 def unknown_settings(run: ResultSet, baseline: ResultSet) -> list[str]:
-    """Strict settings that a side does not state, one note each side."""
+    """Settings that every side should state and this one does not, one note each side."""
     notes = []
     for name, side in (("run", run), ("baseline", baseline)):
-        unknown = [key for key in STRICT if key not in side.settings and not (key == "prompts" and side.pairable)]
+        unknown = [key for key in STATED if key not in side.settings and not (key == "prompts" and side.pairable)]
         if unknown:
             notes.append(f"{name} ({side.tool}) does not state {', '.join(unknown)}: taken as equal")
     return notes

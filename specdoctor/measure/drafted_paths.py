@@ -22,7 +22,7 @@ def needs_target_logits(sampling: Sampling) -> bool:
     return not sampling.greedy and sampling.drafting_temperature > 0
 
 
-def drafted_confidences(
+def drafted_logits(
     drafter: BlockDrafter,
     known: KnownText,
     sampling: Sampling,
@@ -31,11 +31,12 @@ def drafted_confidences(
     K: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Confidences [R, K] along the drafts of rounds anchored at `at` [R] (rising) of which `accepted` [R] survived.
+    """Logits of the confidences [R, K] along the drafts of rounds anchored at `at` [R] (rising) of which `accepted` [R]
+    survived, before any stored temperature.
 
     NaN for rounds beyond the target's logits that were kept (of a very long text only the first part is followed).
     """
-    confidence = np.full((len(at), K), np.nan, np.float32)
+    logits = np.full((len(at), K), np.nan, np.float32)
     within = len(at)
     if needs_target_logits(sampling):
         kept = 0 if known.logits is None else len(known.logits)
@@ -50,10 +51,10 @@ def drafted_confidences(
             uniform = torch.as_tensor(rng.random(len(anchors)), device=known.ids.device)
             drawn = _drawn(known, sampling, walk.step(prev), anchors + k, tokens[:, k], fallen == k, uniform)
             prev = tokens[:, k] = torch.where(k < fallen, tokens[:, k], drawn)
-        values = drafter.confidences(known.ids[anchors], hidden, tokens)
+        values = drafter.confidence_logits(known.ids[anchors], hidden, tokens)
         assert values is not None
-        confidence[first:last] = values.cpu().numpy()
-    return confidence
+        logits[first:last] = values.cpu().numpy()
+    return logits
 
 
 def _drawn(

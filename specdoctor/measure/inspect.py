@@ -1,6 +1,7 @@
 """A draft checkpoint looked at from its settings and headers alone: what the SD2 and SD3 checks and `inspect` work on.
 
-Contract: no tensor value is read, no code of a checkpoint runs, and torch is not imported unless the weights are
+Contract: no tensor value is decoded (bytes are sampled to tell whether a calibration is of these weights), no code of a
+checkpoint runs, and torch is not imported unless the weights are
 pickled. What stops a load elsewhere (a missing tensor, two families' markers, a refused pickle) is kept here as data.
 """
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdoctor.errors import SpecdoctorError
+from specdoctor.formats.drafts.calibration_file import FoundCalibration, find_calibration
 from specdoctor.formats.drafts.checkpoint import DraftCheckpoint, Remark, TargetNeededError, TensorSource
 from specdoctor.formats.drafts.detect import Detected, detect
 from specdoctor.formats.drafts.expressible import FORMATS, expressible
@@ -41,6 +43,7 @@ class Inspection:
     refusal: str = ""  # the reader's one line, where it refused the settings
     pickle: str = ""  # the one line about a pickled file that was refused
     target: TargetShape | None = None
+    calibration: FoundCalibration | None = None  # of the confidence, beside the weights
     remarks: list[Remark] = field(default_factory=list)
 
     @property
@@ -119,7 +122,9 @@ def _inspected(
         _describe(result, path, config, found)
     except SpecdoctorError as error:
         result.checkpoint, result.refusal = None, str(error)
-    result.remarks = result.checkpoint.remarks if result.checkpoint else result.remarks
+    if result.checkpoint is not None:
+        result.remarks = result.checkpoint.remarks
+        result.calibration = find_calibration(result.checkpoint)
     return result
 
 
@@ -190,6 +195,7 @@ def facts(inspection: Inspection) -> dict[str, Any]:
         "parameters": sum(part.parameters for part in parts),
         "bytes": None if None in sizes else sum(size for size in sizes if size is not None),
         "exports": _exports(inspection.exportable),
+        "calibration": _calibration(inspection.calibration),
         "ignored_tensors": dict(checkpoint.ignored) if checkpoint else {},
         "ignored_keys": dict(checkpoint.ignored_keys) if checkpoint else {},
         "remarks": [asdict(remark) for remark in inspection.remarks],
@@ -208,6 +214,23 @@ def _spec_fields(spec: Any) -> dict[str, Any]:
             value = list(value) if isinstance(value, tuple) else value
             out[item.name] = {"value": value, "origin": spec.origin.get(item.name, OF_THE_FORMAT)}
     return out
+
+
+def _calibration(found: FoundCalibration | None) -> dict[str, Any] | None:
+    """The calibration file beside the weights: whether it is applied, and what it says of itself."""
+    if found is None:
+        return None
+    document = found.stored.document if found.stored else {}
+    told = {key: document.get(key) for key in ("method", "created", "sampling", "target", "fitted")}
+    held_out = document.get("held_out")
+    return {
+        "file": found.path.name,
+        "applied": not found.problem,
+        "problem": found.problem.removeprefix(f"{found.path}: ") or None,
+        "temperatures": list(found.stored.temperatures) if found.stored else None,
+        "mean_ece_held_out": held_out.get("mean_ece") if isinstance(held_out, dict) else None,
+        **told,
+    }
 
 
 def _exports(spec: DraftSpec | None) -> dict[str, str | None] | None:

@@ -51,6 +51,7 @@ class BenchRequest:
     arms: list[str] = field(default_factory=list)
     hf_baseline: bool = False
     prompts: Path | None = None
+    raw_prompts: list[RawPrompt] | None = None  # already read: in the place of `prompts` and `categories`
     categories: list[str] = field(default_factory=list)
     max_prompts: int | None = None
     scenario: str = ""
@@ -150,6 +151,8 @@ def _settings(request: BenchRequest, scenario: Scenario | None) -> BenchSettings
 
 
 def _raw_prompts(request: BenchRequest, scenario: Scenario | None) -> list[RawPrompt]:
+    if request.raw_prompts is not None:
+        return request.raw_prompts
     if request.prompts is not None:
         if request.categories:
             raise SpecdoctorError("--prompts and --categories: give one of them; a file brings its own categories")

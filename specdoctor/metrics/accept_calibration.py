@@ -31,13 +31,14 @@ RELIABILITY_BINS = 10
 
 
 @dataclass(slots=True)
-class _Rounds:
+class ConfidenceRounds:
     """Rounds of all texts whose confidences are known. R rounds, K positions."""
 
     prompt: NDArray[np.int64]  # [R]
     accepted: NDArray[np.int64]  # [R]
     shown: NDArray[np.int64]  # [R] drafts of which the text shows the true token
-    confidence: NDArray[np.float64]  # [R, K]
+    confidence: NDArray[np.float64]  # [R, K] as decoding sees it
+    logit: NDArray[np.float64]  # [R, K] of the head, before any stored temperature
     acceptance: NDArray[np.float64]  # [R, K] along y
 
 
@@ -46,21 +47,21 @@ def confidence_report(
 ) -> dict[str, Any]:
     """`conditional` and `cumulative`, a list by position each, `before` and, given `temperatures`, `after` them.
 
-    Or `{"reason": ...}` when there is nothing to judge. `temperatures` [at least K] divide the confidence's logit.
+    Or `{"reason": ...}` when there is nothing to judge. `temperatures` [at least K] divide the confidence's logit;
+    `before` is the head without any. `ece` is of what decoding sees: with those that the drafter itself applies.
     """
     if not any(text.confidence is not None for text in texts):
         return {"reason": NO_HEAD}
-    rounds = _gather(texts, K)
+    rounds = gather_rounds(texts, K)
     if rounds is None:
         return {"reason": NO_PATHS}
-    report = {"rounds": len(rounds.prompt), "ece": _pooled(rounds, K, seed), "before": _both(rounds, K, seed)}
+    report = {"rounds": len(rounds.prompt), "ece": _pooled(rounds, K, seed), "before": _both(rounds, None, K, seed)}
     if temperatures is not None:
         if len(temperatures) < K or not all(t > 0 for t in temperatures):
             raise SpecdoctorError(
                 f"confidence temperatures: found {list(temperatures)}, expected {K} numbers above 0, one for each draft"
             )
-        rounds.confidence = apply_temperatures(rounds.confidence, temperatures[:K])
-        report["after"] = _both(rounds, K, seed)
+        report["after"] = _both(rounds, temperatures[:K], K, seed)
         report["temperatures"] = [float(t) for t in temperatures[:K]]
     return report
 
@@ -68,7 +69,7 @@ def confidence_report(
 def confidence_bins(texts: Sequence[TextAcceptance], K: int) -> dict[str, list[float]]:
     """Per prompt [2 * BINS]: drafts that were decided upon by their predicted acceptance, then sums of prediction less
     acceptance. What a paired comparison of calibration error takes; prompts without confidences are left out."""
-    rounds = _gather(texts, K)
+    rounds = gather_rounds(texts, K)
     if rounds is None:
         return {}
     prompts = list(dict.fromkeys(text.prompt_id for text in texts))
@@ -87,13 +88,17 @@ def confidence_bins(texts: Sequence[TextAcceptance], K: int) -> dict[str, list[f
 
 def apply_temperatures(confidence: NDArray, temperatures: Sequence[float]) -> NDArray[np.float64]:
     """sigmoid(logit(c) / T) by position [..., K]; 0 and 1 stay what they are."""
-    wide = np.asarray(confidence, np.float64)
-    with np.errstate(divide="ignore"):
-        logit = np.log(wide) - np.log1p(-wide)
-        return 1 / (1 + np.exp(-logit / np.asarray(temperatures, np.float64)))
+    return scaled(_logit(confidence), temperatures)
 
 
-def _gather(texts: Sequence[TextAcceptance], K: int) -> _Rounds | None:
+def scaled(logit: NDArray, temperatures: Sequence[float] | float) -> NDArray[np.float64]:
+    """sigmoid(logit / T), float64; `temperatures` by position [K] or one for all."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-logit / np.asarray(temperatures, np.float64))))
+
+
+def gather_rounds(texts: Sequence[TextAcceptance], K: int) -> ConfidenceRounds | None:
+    """The rounds whose K confidences are known; None when there is no such text."""
     parts = []
     prompts: dict[str, int] = {}
     for text in texts:
@@ -104,40 +109,54 @@ def _gather(texts: Sequence[TextAcceptance], K: int) -> _Rounds | None:
         confidence = text.rounds.confidence if text.reads_drafts else text.confidence[at]
         if confidence is None:
             continue
+        stored = text.rounds.confidence_logit if text.reads_drafts else text.confidence_logit
+        logit = _logit(confidence) if stored is None else _wide(stored if text.reads_drafts else stored[at])
         followed = ~np.isnan(confidence[:, :K]).any(axis=-1)
-        at, confidence = at[followed], confidence[followed, :K]
+        at, confidence, logit = at[followed], confidence[followed, :K], logit[followed, :K]
         shown = np.minimum((~np.isnan(text.accept[at, :K])).sum(axis=-1), text.room[at])
         accepted = text.rounds.accepted[followed]
         parts.append(
-            _Rounds(
-                np.full(len(at), prompt), accepted, shown, confidence.astype(np.float64), _wide(text.accept[at, :K])
+            ConfidenceRounds(
+                np.full(len(at), prompt),
+                accepted,
+                shown,
+                _wide(confidence),
+                logit,
+                _wide(text.accept[at, :K]),
             )
         )
     if not parts:
         return None
     columns = (
         np.concatenate([getattr(part, name) for part in parts])
-        for name in ("prompt", "accepted", "shown", "confidence", "acceptance")
+        for name in ("prompt", "accepted", "shown", "confidence", "logit", "acceptance")
     )
-    return _Rounds(*columns)
+    return ConfidenceRounds(*columns)
+
+
+def _logit(confidence: NDArray) -> NDArray[np.float64]:
+    wide = _wide(confidence)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(wide) - np.log1p(-wide))
 
 
 def _wide(values: NDArray) -> NDArray[np.float64]:
     return np.asarray(values, np.float64)
 
 
-def _both(rounds: _Rounds, K: int, seed: int) -> dict[str, Any]:
-    product = np.cumprod(rounds.confidence, axis=-1)
+def _both(rounds: ConfidenceRounds, temperatures: Sequence[float] | None, K: int, seed: int) -> dict[str, Any]:
+    sure = scaled(rounds.logit, 1.0 if temperatures is None else temperatures)
+    product = np.cumprod(sure, axis=-1)
     conditional, cumulative = [], []
     for k in range(K):
         seen = rounds.shown > k
         risk = seen & (rounds.accepted >= k)
-        conditional.append(_figures(rounds.confidence[risk, k], rounds.acceptance[risk, k], rounds.prompt[risk], seed))
+        conditional.append(_figures(sure[risk, k], rounds.acceptance[risk, k], rounds.prompt[risk], seed))
         cumulative.append(_figures(product[seen, k], rounds.accepted[seen] > k, rounds.prompt[seen], seed))
     return {"conditional": conditional, "cumulative": cumulative, "mean": _mean_ece(cumulative)}
 
 
-def _pooled(rounds: _Rounds, K: int, seed: int) -> Estimate:
+def _pooled(rounds: ConfidenceRounds, K: int, seed: int) -> Estimate:
     """ECE of the conditional prediction over all positions together, each draft that was decided upon once."""
     decided = (rounds.accepted[:, None] >= np.arange(K)) & (rounds.shown[:, None] > np.arange(K))
     prompt = np.broadcast_to(rounds.prompt[:, None], decided.shape)

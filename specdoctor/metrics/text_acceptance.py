@@ -25,6 +25,7 @@ class ReplayedRounds:
     anchor: Ints  # [R] index into the completion
     accepted: Ints  # [R] before the cut at the end of the text
     confidence: Array | None = None  # [R, K] along the drafted path, rejected drafts included; NaN where not followed
+    confidence_logit: Array | None = None  # [R, K] the same before the sigmoid and any stored temperature
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class TextAcceptance:
     by_temperature: dict[str, Array] = field(default_factory=dict)  # accept at other draft temperatures
     rank: Ints | None = None  # [A, K] of y's token in q, 0 = likeliest; -1 where an earlier one was out of reach
     confidence: Array | None = None  # [A, K] of the drafter, along y
+    confidence_logit: Array | None = None  # [A, K] the same before the sigmoid and any stored temperature
     reads_drafts: bool = False  # whether the confidence of a draft depends on the drafts before it
     rounds: ReplayedRounds | None = None
     disagreements: int = 0  # greedy: positions where the prefill's argmax is not y's token (near ties)

@@ -53,11 +53,25 @@ def _head(document: Json) -> list[tuple[str, str]]:
         able = [name for name, reason in document["exports"].items() if reason is None]
         unable = [f"{name} ({reason})" for name, reason in document["exports"].items() if reason is not None]
         lines.append(("export to", (", ".join(able) or "nothing") + (f"; not {'; '.join(unable)}" if unable else "")))
+    if document["calibration"]:
+        lines.append(("calibr.", _calibration(document["calibration"])))
     if document["target"]:
         target = document["target"]
         sizes = f"hidden {target['hidden_size']}, {target['num_layers']} layers, vocabulary {target['vocab_size']}"
         lines.append(("target", f"{target['name']} ({sizes})"))
     return lines
+
+
+def _calibration(calibration: Json) -> str:
+    if not calibration["applied"]:
+        return f"{calibration['file']}, not applied, see the findings"
+    values = calibration["temperatures"]
+    text = f"{calibration['file']}, confidence divided by temperatures {min(values):.3g} to {max(values):.3g}"
+    mean = calibration["mean_ece_held_out"]
+    try:
+        return f"{text}; held-out ECE {mean['before']['value']:.1%} -> {mean['after']['value']:.1%}"
+    except (TypeError, KeyError, ValueError):  # keys for people: another writer need not have them
+        return text
 
 
 def _settings(spec: Json, console: Console, verbose: bool) -> None:

@@ -1,12 +1,14 @@
-"""A gate or a comparison as GitHub-flavoured Markdown: for a step summary, a pull request, a wiki."""
+"""A gate, a comparison or an evaluation as GitHub-flavoured Markdown: for a step summary, a pull request, a wiki."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specdoctor.measure.compare import Comparison
 from specdoctor.measure.gate import GateReport
 from specdoctor.reports.compare_words import caption, cells, columns
+from specdoctor.reports.eval_console import accepted_length, by_domain, comparison, drafters, heading, thresholds
 from specdoctor.reports.gate_words import (
     EVIDENCE,
     SIGNS,
@@ -60,6 +62,21 @@ def compare_markdown(comparison: Comparison) -> str:
         lines += [f"**{metric}** ({_escape(caption(comparison, metric))})", ""]
         lines += [*_table(columns(comparison, metric), [cells(comparison, metric, line) for line in rows]), ""]
     return "\n".join([*lines, *_folded(comparison.notes)]) + "\n"
+
+
+def eval_markdown(result: Mapping[str, Any]) -> str:
+    """The table of data sets first, domains, drafters and thresholds below it."""
+    lines = ["### specdoctor eval", "", _escape(heading(result)), "", *_table(*accepted_length(result)), ""]
+    if len(result["domains"]) < len(result["data_sets"]):
+        lines += ["**By domain**", "", *_table(*by_domain(result)), ""]
+    lines += ["**Drafters**", "", *_table(*drafters(result)), ""]
+    for one in result["drafters"]:
+        if one["thresholds"]:
+            lines += [f"**Confidence threshold: {_escape(one['name'])}**", ""]
+            lines += [*_table(*thresholds(one, result["domains"])), ""]
+    lines += [f"- {_escape(comparison(row))}" for row in result["comparisons"]]
+    words = [f"{name}: {meaning}" for name, meaning in result["definitions"].items()]
+    return "\n".join([*lines, "", *_folded(words)]) + "\n"
 
 
 def write_markdown(text: str, path: str) -> None:

@@ -43,7 +43,9 @@ class AnswerFile:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise SpecdoctorError(f"{self.path}: another run is writing here; wait for it, or give another --out") from None
+            raise SpecdoctorError(
+                f"{self.path}: another run is writing here; wait for it, or give another --out"
+            ) from None
         drop_torn_line(self.path)
         for file in self.folder.glob(SAMPLE_FILES):
             for _, line, where in whole_lines(file):
@@ -51,7 +53,9 @@ class AnswerFile:
         self._file = self.path.open("ab")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
         self._lock.release()
 
@@ -85,8 +89,8 @@ def check_manifest(path: Path, facts: Mapping[str, Any], for_people: Sequence[st
     for key, value in json.loads(json.dumps(facts)).items():
         if key not in for_people and there.get(key) != value:
             raise SpecdoctorError(
-                f"{path}: key {key} is {there.get(key)!r}, but this run has {value!r}; give another {option} folder, or "
-                "the same settings"
+                f"{path}: key {key} is {there.get(key)!r}, but this run has {value!r}; give another {option} folder, "
+                "or the same settings"
             )
 
 

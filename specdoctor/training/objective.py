@@ -52,6 +52,11 @@ Maker = Callable[[Recipe, Target, Path | None], Objective]
 _MAKERS = {
     "dspark": ("block_objective", "make_block"),
     "dflash": ("block_objective", "make_block"),
+    "eagle3": ("eagle_objective", "make_eagle3"),
+    "mtp": ("mtp_objective", "make_mtp"),
+    "medusa": ("medusa_objective", "make_medusa"),
+    "early-exit": ("early_exit_objective", "make_early_exit"),
+    "causal-lm": ("causal_lm_objective", "make_causal_lm"),
 }
 
 

@@ -18,35 +18,27 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specdoctor.kernels.attention import HIDDEN
+from specdoctor.training.anchors import Blocks
 
 QUERY_CHUNK = 256
 
 
-@dataclass
-class Chains:
-    """Where the drafter's own steps start: M rows of the packed batch, ascending."""
-
-    rows: Tensor  # [M] packed row of each chain's first step
-    bounds: list[int]  # [S + 1] chains of sequence s are bounds[s] to bounds[s + 1]
-    ends: Tensor  # [M] packed row behind the last one of the chain's sequence
-
-
 class TrainingRows:
-    """Rows of one step: all packed rows (step 0), or one a chain."""
+    """Rows of one step: all packed rows (step 0), or one a chain, whose first row stands before its anchor."""
 
-    def __init__(self, starts: Seq[int], device: torch.device, step: int = 0, chains: Chains | None = None) -> None:
-        self.starts, self.step, self.chains = list(starts), step, chains
+    def __init__(self, starts: Seq[int], device: torch.device, step: int = 0, chains: Blocks | None = None) -> None:
+        self.starts, self.step = list(starts), step
+        longest = max(end - start for start, end in pairwise(self.starts))
         if step == 0:
-            rows = torch.arange(self.starts[-1], device=device)
             sizes = torch.tensor([end - start for start, end in pairwise(self.starts)], device=device)
             first = torch.tensor(self.starts[:-1], device=device).repeat_interleave(sizes)
-            self.positions = rows - first  # [N]
+            self.bases = self.positions = torch.arange(self.starts[-1], device=device) - first  # [N]
+            self.bounds = self.starts
         else:
             assert chains is not None
-            counts = torch.tensor([b - a for a, b in pairwise(chains.bounds)], device=device)
-            first = torch.tensor(self.starts[:-1], device=device).repeat_interleave(counts)
-            self.positions = chains.rows - first + step  # [M]
-        self.limit = max(end - start for start, end in pairwise(self.starts)) + step
+            self.bases = chains.offsets - 1  # [A] last column of the text that each row sees
+            self.positions, self.bounds = self.bases + step, chains.bounds
+        self.limit = longest + step
 
     def spread(self, x: Tensor) -> Tensor:
         """[h, n, D] -> [1, h, n, D], as an attention path takes it."""
@@ -63,7 +55,7 @@ class TrainingRows:
 
 @dataclass
 class LayerColumns:
-    """Keys and values of one layer: of all rows [hkv, N, D], and of each own step so far [hkv, M, D]."""
+    """Keys and values of one layer: of all rows [hkv, N, D], and of each own step so far [hkv, A, D]."""
 
     keys: Tensor
     values: Tensor
@@ -78,6 +70,7 @@ class TrainingColumns:
 
     def write(self, layer: int, k: Tensor, v: Tensor, rows: TrainingRows) -> tuple[Any, Any]:
         """Take the columns of `rows`; what `attend` reads as keys and as values."""
+        k = k.to(v.dtype)  # under autocast keys come out of their rotation in float32
         if rows.step == 0:
             self._layers[layer] = LayerColumns(k, v)
         else:
@@ -95,26 +88,20 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of `q` [1, h, n, D] over what `TrainingColumns.write` returned, to [1, h, n, Dv]."""
-    shape = _Shape(scale, window, softcap)
+    shape, q = _Shape(scale, window, softcap), q.to(columns.values.dtype)
     parts = []
-    bounds = rows.starts if rows.chains is None else rows.chains.bounds
-    for s, (first, last) in enumerate(pairwise(bounds)):
-        if first == last:
-            continue
+    for s, (first, last) in enumerate(pairwise(rows.bounds)):
         start, end = rows.starts[s], rows.starts[s + 1]
         k, v = columns.keys[:, start:end], columns.values[:, start:end]
-        if rows.chains is None and window is None and softcap is None and sinks is None:
+        if rows.step == 0 and window is None and softcap is None and sinks is None:
             parts.append(_causal(q[:, :, first:last], k, v, scale))
             continue
-        base = torch.arange(last - first, device=q.device) if rows.chains is None else rows.chains.rows[first:last] - start
         for a in range(first, last, QUERY_CHUNK):
             b = min(a + QUERY_CHUNK, last)
             own = [part[:, a:b] for pair in columns.own[: rows.step] for part in pair]
-            parts.append(
-                checkpoint(
-                    _scored, shape, q[0, :, a:b], base[a - first : b - first], k, v, sinks, *own, use_reentrant=False
-                )
-            )
+            seen = int(rows.bases[b - 1]) + 1  # bases ascend
+            given = (shape, q[0, :, a:b], rows.bases[a:b], k[:, :seen], v[:, :seen], sinks, *own)
+            parts.append(checkpoint(_scored, *given, use_reentrant=False))
     return torch.cat(parts, dim=2)
 
 

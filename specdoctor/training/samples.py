@@ -46,13 +46,11 @@ class SampleSet(Sequence[Sample]):
         Raises `SpecdoctorError` for a line that is no sample, and when there is none at all (exit code NOTHING).
         """
         self.path, self.max_length = path, max_length
-        self.duplicates = self.without_answer = 0
+        self.duplicates = self.without_answer = self.largest_id = 0
         self._files = sample_files(path)
         self._places = self._read()
         if not self._places:
-            raise SpecdoctorError(
-                f"{path}: no samples; make some with `specdoctor data regenerate`", ExitCode.NOTHING
-            )
+            raise SpecdoctorError(f"{path}: no samples; make some with `specdoctor data regenerate`", ExitCode.NOTHING)
         self.lengths = [place.length for place in self._places]
 
     def __len__(self) -> int:
@@ -96,6 +94,7 @@ class SampleSet(Sequence[Sample]):
                 if not any(start < min(end, length) for start, end in answer):
                     self.without_answer += 1
                     continue
+                self.largest_id = max(self.largest_id, *ids)
                 content = hashlib.sha256(json.dumps([ids, answer]).encode()).digest()[:16]
                 key = key or content.hex()[:KEY_DIGITS]
                 self.duplicates += key in by_key

@@ -32,6 +32,9 @@ def settings_of(document: Mapping[str, Any], arm: Mapping[str, Any], name: str) 
     lengths = layers[1].get("draft_tokens", layers[1].get("K"))
     length = lengths.get(name) if isinstance(lengths, Mapping) else lengths
     found["K"] = _mapping(draft).get("draft_tokens", arm.get("K", length))
+    if "tree" in _mapping(draft):
+        found["tree"] = json.dumps(draft["tree"], sort_keys=True) if draft["tree"] else "chain"
+    found["acceptance"] = _mapping(_first(layers[1:2], "acceptance")).get("rule")
     found["algorithm"], found["block_size"] = (_mapping(draft).get(key) for key in ("algorithm", "block_size"))
     return present(**found)
 

@@ -1,0 +1,149 @@
+"""The folder of a training run: state to go on from, log, TensorBoard scalars, the drafter.
+
+Contract: `state.pt` is replaced in one rename, so a kill at any moment leaves the last whole state; a resumed run drops
+what the log says beyond it. `drafter/` is a whole checkpoint or absent.
+
+    recipe.yaml   as it was read, defaults filled in        log.jsonl      one line every `log_every` steps
+    state.pt      module, optimiser, place in the data      tensorboard/   the same numbers, if TensorBoard is there
+    drafter/      in a public format                        held-out/      the target's answers to held-out prompts
+"""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+
+from specdoctor.errors import SpecdoctorError
+from specdoctor.training.recipe import Recipe
+
+STATE, LOG, RECIPE, DRAFTER = "state.pt", "log.jsonl", "recipe.yaml", "drafter"
+FORMAT = 1
+# What may change between a run and its resumption.
+FREE = ("output", "length", "held_out", "log_every", "save_every", "device")
+
+
+class RunFolder:
+    """Opened by the process that writes; `close` it."""
+
+    def __init__(self, path: Path, recipe: Recipe, resume: bool) -> None:
+        """Raises `SpecdoctorError` when a run is there already (`resume` goes on with it) or at work."""
+        self.path, self.recipe = path, recipe
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(path / ".lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise SpecdoctorError(f"{path}: another run is at work there; give another output") from None
+        if not resume and ((path / STATE).exists() or (path / DRAFTER).exists()):
+            self._lock.release()
+            raise SpecdoctorError(f"{path}: holds a run already; go on with --resume, or give another output")
+        for left in (*path.glob(f".{DRAFTER}*"), *path.glob(f".{STATE}*")):  # of a run that was killed
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        self._board: Any = None
+        self._log: Any = None
+
+    @staticmethod
+    def read(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
+        """The last state, None if there is none. Raises `SpecdoctorError` when it is of another recipe."""
+        path = folder / STATE
+        if not path.is_file():
+            return None
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever pickle and zip make of a broken file
+            reason = (str(error).splitlines() or [""])[0]
+            raise SpecdoctorError(f"{path}: cannot be read ({reason}); give another output and start again") from None
+        if state.get("format") != FORMAT:
+            raise SpecdoctorError(f"{path}: format {state.get('format')}, expected {FORMAT}; start again elsewhere")
+        before, now = json.loads(state["recipe"]), recipe.model_dump(mode="json")
+        for key in now:
+            if key not in FREE and before.get(key) != now[key]:
+                raise SpecdoctorError(
+                    f"{path}: was trained with {key} {before.get(key)}, but the recipe has {now[key]}; resume with the "
+                    f"same ({', '.join(FREE)} may change), or give another output"
+                )
+        return state
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the state, in one step."""
+        unfinished = self.path / f".{STATE}"
+        with unfinished.open("wb") as file:
+            torch.save({"format": FORMAT, "recipe": self.recipe.model_dump_json(), **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self.path / STATE)
+
+    def begin(self, step: int) -> None:
+        """Open the logs behind `step`."""
+        text = yaml.safe_dump(self.recipe.model_dump(mode="json", exclude_none=True), sort_keys=False)
+        (self.path / RECIPE).write_text(text, encoding="utf-8")
+        path = self.path / LOG
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        unfinished = path.with_name(f".{LOG}")
+        unfinished.write_text("".join(kept), encoding="utf-8")
+        unfinished.replace(path)
+        self._log = path.open("a", encoding="utf-8")
+        self._board = _tensorboard(self.path / "tensorboard", step)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """A line of the log, and scalars of its numbers."""
+        line = {key: _jsonable(value) for key, value in {"step": step, **values}.items()}
+        self._log.write(json.dumps(line) + "\n")
+        self._log.flush()
+        if self._board is not None:
+            for key, value in values.items():
+                if isinstance(value, float) and math.isfinite(value):
+                    self._board.add_scalar(_tag(key), value, step)
+
+    def put_drafter(self, save: Callable[[Path], None]) -> Path:
+        """Write the drafter by `save`, then put it in the place of the one before."""
+        final, fresh, old = self.path / DRAFTER, self.path / f".{DRAFTER}-new", self.path / f".{DRAFTER}-old"
+        save(fresh)
+        if final.exists():
+            final.rename(old)
+        fresh.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def close(self) -> None:
+        """Close the logs and let others in."""
+        for part in (self._log, self._board):
+            if part is not None:
+                part.close()
+        self._lock.release()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines of the log; a kill may have left half a line at the end."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("}\n")]
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    """A writer, None where TensorBoard is not installed: the log has the same numbers."""
+    with contextlib.suppress(ImportError):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(folder), purge_step=step + 1)
+    return None
+
+
+def _tag(key: str) -> str:
+    group = key.split("_")[0]
+    return f"{group}/{key}" if group in ("match", "accept", "tau") else f"train/{key}"
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
