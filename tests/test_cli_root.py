@@ -1,6 +1,7 @@
 """The root command: what `--help` shows and does not import, global flags, error lines and exit codes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,10 @@ class TestHelp:
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_every_command_offers_json(self, command: str, tmp_path: Path) -> None:
-        assert "--json" in run_cli(command, "--help", cwd=tmp_path).stdout
+        shown = run_cli(command, "--help", cwd=tmp_path).stdout
+        parts = re.findall(r"^│ ([a-z-]+) ", shown.split(" Commands ", 1)[1], re.M) if " Commands " in shown else []
+        for words in [[command, part] for part in parts] if "--json" not in shown else [[command]]:
+            assert "--json" in run_cli(*words, "--help", cwd=tmp_path).stdout, words
 
     def test_no_arguments_is_help_and_a_usage_error(self, tmp_path: Path) -> None:
         done = run_cli(cwd=tmp_path)

@@ -363,7 +363,10 @@ def test_the_command(deep_target: TargetFacts, tmp_path: Path, monkeypatch: pyte
     done = CliRunner().invoke(app, ["export", "tiny", "--format", "gguf", *options])
     assert done.exit_code == ExitCode.OK, done.output
     assert "tiny.gguf: DeepSpec DSpark or DFlash, Qwen3 backbone as gguf" in done.stdout
-    assert "serve with llama-server --spec-type draft-dspark --spec-draft-n-max 5" in done.stdout
+    assert (
+        "serve with llama-server -m TARGET.gguf -md THIS.gguf --spec-type draft-dspark --spec-draft-n-max 5"
+        in done.stdout
+    )
     done = CliRunner().invoke(app, ["export", "tiny", "--format", "speculators", *options, "--json", "-"])
     document = json.loads(done.stdout)
     assert document["schema_version"] == 1 and document["output"] == "tiny-speculators"

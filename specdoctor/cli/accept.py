@@ -29,20 +29,20 @@ def accept(
     ),
     corpus: Path | None = typer.Option(
         None,
-        help="Folder of the target's texts; grows by what is missing [default: in the cache].",
+        help="Folder of the target's texts; grows by what is missing (default: in the cache).",
         rich_help_panel=SETUP,
     ),
     draft_tokens: int | None = typer.Option(
-        None, "-K", "--draft-tokens", min=1, help="Tokens drafted a round [default: the most].", rich_help_panel=DECODE
+        None, "-K", "--draft-tokens", min=1, help="Tokens drafted a round (default: the most).", rich_help_panel=DECODE
     ),
     max_new_tokens: int | None = typer.Option(
-        None, min=1, help="Longest answer [default: 128].", rich_help_panel=DECODE
+        None, min=1, help="Longest answer (default: 128).", rich_help_panel=DECODE
     ),
-    temperature: float | None = typer.Option(None, help="0 is greedy [default: 0].", rich_help_panel=DECODE),
+    temperature: float | None = typer.Option(None, help="0 is greedy (default: 0).", rich_help_panel=DECODE),
     top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
     top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
     draft_temperature: str | None = typer.Option(
-        None, help="0.5, or a factor of the target's: 0.7x [default: 1x].", rich_help_panel=DECODE
+        None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=DECODE
     ),
     confidence_threshold: float | None = typer.Option(
         None, help="Cut a draft before the first confidence below this.", rich_help_panel=DECODE
@@ -80,7 +80,7 @@ def accept(
     ),
     calibration: Path | None = typer.Option(
         None,
-        help="JSON with `temperatures` of the confidence [default: calibration.json of the drafter].",
+        help="JSON with `temperatures` of the confidence (default: calibration.json of the drafter).",
         rich_help_panel=OUTPUT,
     ),
     report: Path | None = typer.Option(

@@ -38,7 +38,7 @@ def bench(
         "-K",
         "--draft-tokens",
         min=1,
-        help="Tokens drafted a round, the most where it varies [default: the drafter's own].",
+        help="Tokens drafted a round, the most where it varies (default: the drafter's own).",
         rich_help_panel=DECODE,
     ),
     tree: list[str] = typer.Option(
@@ -51,13 +51,13 @@ def bench(
         "sampled", help="Of a tree of fixed shape: sampled (without replacement) or likeliest.", rich_help_panel=DECODE
     ),
     max_new_tokens: int | None = typer.Option(
-        None, min=1, help="Longest answer [default: 128].", rich_help_panel=DECODE
+        None, min=1, help="Longest answer (default: 128).", rich_help_panel=DECODE
     ),
-    temperature: float | None = typer.Option(None, help="0 is greedy [default: 0].", rich_help_panel=DECODE),
+    temperature: float | None = typer.Option(None, help="0 is greedy (default: 0).", rich_help_panel=DECODE),
     top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
     top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
     draft_temperature: str | None = typer.Option(
-        None, help="0.5, or a factor of the target's: 0.7x [default: 1x].", rich_help_panel=DECODE
+        None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=DECODE
     ),
     dynamic_k: str = typer.Option(
         "constant", help="constant, threshold (of the confidence), or adaptive.", rich_help_panel=DECODE

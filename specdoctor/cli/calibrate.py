@@ -25,22 +25,22 @@ def calibrate(
     ),
     corpus: Path | None = typer.Option(
         None,
-        help="Folder of the target's texts; grows by what is missing [default: in the cache].",
+        help="Folder of the target's texts; grows by what is missing (default: in the cache).",
         rich_help_panel=DATA,
     ),
     repeats: int = typer.Option(1, min=1, help="Texts of a prompt, when sampling.", rich_help_panel=DATA),
     held_out: float = typer.Option(0.5, help="Share of the prompts to judge by, not to fit on.", rich_help_panel=DATA),
     budget: float | None = typer.Option(None, help="Stop after so many seconds of texts.", rich_help_panel=DATA),
     max_new_tokens: int | None = typer.Option(
-        None, min=1, help="Longest answer [default: 128].", rich_help_panel=DECODE
+        None, min=1, help="Longest answer (default: 128).", rich_help_panel=DECODE
     ),
     temperature: float | None = typer.Option(
-        None, help="0 is greedy; calibrate for what will be decoded [default: 0].", rich_help_panel=DECODE
+        None, help="0 is greedy; calibrate for what will be decoded (default: 0).", rich_help_panel=DECODE
     ),
     top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
     top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
     draft_temperature: str | None = typer.Option(
-        None, help="0.5, or a factor of the target's: 0.7x [default: 1x].", rich_help_panel=DECODE
+        None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=DECODE
     ),
     ignore_stop: bool = typer.Option(
         False, "--ignore-stop", help="Do not end at the target's stop tokens.", rich_help_panel=DECODE
@@ -52,7 +52,7 @@ def calibrate(
     draft_dtype: str = typer.Option("same", help="Dtype of the drafter.", rich_help_panel=DECODE),
     attention: str = typer.Option("auto", help="auto, matmul, sdpa (see `specdoctor env`).", rich_help_panel=DECODE),
     output: Path | None = typer.Option(
-        None, help="File to write [default: calibration.json beside the weights].", rich_help_panel=OUTPUT
+        None, help="File to write (default: calibration.json beside the weights).", rich_help_panel=OUTPUT
     ),
     json_path: str = typer.Option(
         "", "--json", metavar="PATH", help="Write the result as JSON; - for stdout.", rich_help_panel=OUTPUT

@@ -33,7 +33,7 @@ def regenerate(
         help="An OpenAI-compatible server that runs the target: http://localhost:8000/v1. Its key: $OPENAI_API_KEY.",
         rich_help_panel=WHERE,
     ),
-    server_model: str = typer.Option("", help="Model name at the server [default: its first].", rich_help_panel=WHERE),
+    server_model: str = typer.Option("", help="Model name at the server (default: its first).", rich_help_panel=WHERE),
     server_api: str = typer.Option(
         "completions", help="completions (our template, token ids) or chat (the server's own).", rich_help_panel=WHERE
     ),
@@ -83,9 +83,9 @@ def estimate(
     tap_count: int | None = typer.Option(None, min=1, help="Instead of --taps: only how many."),
     draft: Path | None = typer.Option(None, help="Instead of --taps: a drafter whose taps to take."),
     data: Path | None = typer.Option(None, help="Data folder to count."),
-    samples: int | None = typer.Option(None, min=1, help="Number of samples [default: those of --data]."),
+    samples: int | None = typer.Option(None, min=1, help="Number of samples (default: those of --data)."),
     tokens_per_sample: float | None = typer.Option(
-        None, min=1, help="Prompt and answer together [default: as in --data, else 950]."
+        None, min=1, help="Prompt and answer together (default: as in --data, else 950)."
     ),
     max_length: int | None = typer.Option(None, min=2, help="Longest sequence, of --data."),
     dtype: str = typer.Option("auto", help="auto (the target's), float32, bfloat16, float16."),

@@ -25,22 +25,22 @@ def evaluate(
     ),
     corpus: Path | None = typer.Option(
         None,
-        help="Folder of the target's texts; grows by what is missing [default: in the cache].",
+        help="Folder of the target's texts; grows by what is missing (default: in the cache).",
         rich_help_panel=DATA,
     ),
     draft_tokens: int | None = typer.Option(
-        None, "-K", "--draft-tokens", min=1, help="Tokens drafted a round [default: the most].", rich_help_panel=DECODE
+        None, "-K", "--draft-tokens", min=1, help="Tokens drafted a round (default: the most).", rich_help_panel=DECODE
     ),
     max_new_tokens: int | None = typer.Option(
-        None, min=1, help="Longest answer [default: 128].", rich_help_panel=DECODE
+        None, min=1, help="Longest answer (default: 128).", rich_help_panel=DECODE
     ),
     temperature: float | None = typer.Option(
-        None, help="0 is greedy; the paper's table has 1 [default: 0].", rich_help_panel=DECODE
+        None, help="0 is greedy; the paper's table has 1 (default: 0).", rich_help_panel=DECODE
     ),
     top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
     top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
     draft_temperature: str | None = typer.Option(
-        None, help="0.5, or a factor of the target's: 0.7x [default: 1x].", rich_help_panel=DECODE
+        None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=DECODE
     ),
     confidence_threshold: float | None = typer.Option(
         None, help="Of the table: cut a draft before the first confidence below this.", rich_help_panel=DECODE
@@ -61,7 +61,7 @@ def evaluate(
         rich_help_panel=EFFORT,
     ),
     thresholds: str = typer.Option(
-        "", help="Thresholds to try: 0.3,0.5; none [default: 0.1 to 0.9; none with --rollouts].", rich_help_panel=EFFORT
+        "", help="Thresholds to try: 0.3,0.5; none (default: 0.1 to 0.9; none with --rollouts).", rich_help_panel=EFFORT
     ),
     repeats: int = typer.Option(1, min=1, help="Texts of a prompt, when sampling.", rich_help_panel=EFFORT),
     costs: Path | None = typer.Option(

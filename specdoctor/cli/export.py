@@ -12,7 +12,9 @@ def export(
     draft: str = typer.Argument(..., help="Drafter: folder, GGUF file, or Hugging Face id."),
     format: str = typer.Option(..., help="deepspec, speculators (vLLM), zlab (SGLang, vLLM) or gguf (llama.cpp)."),
     target: str = typer.Option(..., help="Target: folder, GGUF file, Hugging Face id, or a known name (smollm2-135m)."),
-    output: Path | None = typer.Option(None, help="New folder, or new .gguf file; default: DRAFT-FORMAT here."),
+    output: Path | None = typer.Option(
+        None, help="New folder or .gguf file (default: DRAFT-FORMAT or DRAFT.gguf here)."
+    ),
     dtype: str = typer.Option("keep", help="keep, float32, bfloat16 or float16."),
     drop_copies: bool = typer.Option(
         False, "--drop-copies", help="Leave out an embedding or head that equals the target's (gguf, speculators)."

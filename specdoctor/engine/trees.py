@@ -10,6 +10,7 @@ level by level.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -40,12 +41,10 @@ class StaticTree:
     @property
     def label(self) -> str:
         """Short name of the shape: children a level where they are even, else the number of nodes."""
-        branching, level = [], 1
-        for depth in range(1, self.depth + 1):
-            wide = node_depths(self.parents).count(depth)
-            branching.append(wide // level)
-            level = wide
-        even = branching_parents(branching) == self.parents
+        depths = node_depths(self.parents)
+        widths = [1, *(depths.count(depth) for depth in range(1, self.depth + 1))]
+        branching = [wide // above for above, wide in pairwise(widths)]
+        even = min(branching) > 0 and branching_parents(branching) == self.parents
         shape = "x".join(map(str, branching)) if even else f"{self.nodes}nodes"
         return shape if self.sampled else f"{shape}-likeliest"
 

@@ -30,6 +30,11 @@ class JsonConfig:
     @classmethod
     def read(cls, folder: Path) -> "JsonConfig":
         path = folder / "config.json"
+        if folder.is_file():
+            raise SpecdoctorError(
+                f"{folder}: a file that is no *.gguf; expected a draft checkpoint's folder (config.json and "
+                "*.safetensors) or a GGUF file"
+            )
         if not folder.is_dir():
             raise SpecdoctorError(
                 f"{folder}: no such folder; expected a draft checkpoint (config.json and *.safetensors)"

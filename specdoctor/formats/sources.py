@@ -75,8 +75,9 @@ def is_offline(*variables: str) -> bool:
 def is_path(name: str) -> bool:
     """Whether `name` can only mean a path here, and no known name or hub id."""
     looks = name.startswith((os.sep, "/", "./", "../", "~")) or name in (".", "..") or Path(name).is_absolute()
-    # owner/name has one separator: more of them can only be a path.
-    return looks or name.count("/") > 1 or (bool(name) and Path(name).exists())
+    # owner/name has one separator: more of them can only be a path, and so can what begins with a folder that is here.
+    nested = "/" in name and Path(name).parent.is_dir()
+    return looks or nested or name.count("/") > 1 or (bool(name) and Path(name).exists())
 
 
 def _alias_folder(name: str, shown: bool) -> Path:

@@ -8,6 +8,9 @@ from rich.text import Text
 
 from specdoctor.reports.output import result_table
 
+FEW_PROMPTS = 5
+FAR_OFF = 1.25  # expected over measured speed-up, either way
+
 Json = Mapping[str, Any]
 
 
@@ -161,21 +164,40 @@ def _sentences(result: Json, console: Console) -> None:
             if difference["gap"] is not None:
                 text += f"; logit gap {difference['gap']:.3g}, noise {difference['noise']:.3g}"
             _line(console, "differs", text, "red")
+    few = len({row["id"] for row in result["prompts"]})
+    if few < FEW_PROMPTS:
+        _line(console, "note", f"only {few} prompts: intervals of so few are too narrow, and no verdict is worth much")
+    unsteady = [arm["name"] for arm in result["arms"] if arm["draft"] and _unsteady(arm)]
+    if unsteady:
+        text = "the forwards timed alone do not agree with the rounds, so the machine was busy or drifted: take"
+        _line(console, "note", f"{', '.join(unsteady)}: {text} `expected` and `limit` with caution", "yellow")
     for name, limit in result["limiting_term"].items():
         _line(console, "limit", f"{name}: {limit['sentence']} Try: {limit['advice']}.")
+
+
+def _unsteady(arm: Json) -> bool:
+    """Whether a wider forward seemed cheaper than one row, or the expected speed-up is far from the measured one."""
+    ratio, expected, measured = (arm[key].get("value") for key in ("verify_ratio", "expected_speedup", "speedup"))
+    if ratio is not None and ratio < 0.9:
+        return True
+    return bool(expected and measured) and not 1 / FAR_OFF < expected / measured < FAR_OFF
 
 
 def _tree_verdict(row: Json) -> str:
     """Whether a tree gained over its chain, in tokens a round and in tokens a second."""
     tau, speed = row["tau_difference"], row["tokens_per_s_ratio"]
-    more = "more tokens a round" if (tau["low"] or 0) > 0 else "no clear gain in tokens a round"
+    more = "no clear gain in tokens a round"
+    if (tau["low"] or 0) > 0:
+        more = "more tokens a round"
+    elif (tau["high"] or 0) < 0:
+        more = "fewer tokens a round"
     if speed["low"] is None:
         return f"{more}; whether it is faster cannot be told from these prompts"
     if speed["low"] > 1:
-        return f"{more}, and faster on this machine"
+        return f"{more}; faster on this machine"
     if speed["high"] < 1:
-        return f"{more}, but slower on this machine: the extra rows cost more than they bring"
-    return f"{more}, and no clear difference in speed on this machine"
+        return f"{more}; slower on this machine: the extra rows cost more than they bring"
+    return f"{more}; no clear difference in speed on this machine"
 
 
 def _line(console: Console, label: str, text: str, style: str = "") -> None:

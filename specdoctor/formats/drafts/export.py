@@ -151,7 +151,8 @@ def _cast(tensors: "dict[str, Tensor]", dtype: str) -> "dict[str, Tensor]":
 
 
 def _serving_notes(spec: DraftSpec, target: TargetFacts) -> list[str]:
-    notes = [f"serve with llama-server --spec-type {spec_type(spec)} --spec-draft-n-max {spec.default_draft}"]
+    options = f"--spec-type {spec_type(spec)} --spec-draft-n-max {spec.default_draft}"
+    notes = [f"serve with llama-server -m TARGET.gguf -md THIS.gguf {options}"]
     if needs_zero_markov_head(spec):
         notes.append("a Markov head of zeros added: draft-dflash would shift this drafter's rows by one")
     lowered = target.architecture.lower()
