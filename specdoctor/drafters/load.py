@@ -71,6 +71,12 @@ def load_drafter(
         return load_causal_lm(checkpoint, target, name or folder.stem, where, kind, vocabulary, quantize)
     with torch.inference_mode(False):
         loaded = checkpoint.load()
+    whole = [key for key, value in loaded.items() if key != "d2t" and not value.is_floating_point()]
+    if whole:
+        raise SpecdoctorError(
+            f"{folder}: tensor {checkpoint.tensors[whole[0]].name} holds {loaded[whole[0]].dtype}, expected floating "
+            "point numbers; convert the checkpoint back from its quantised form"
+        )
     tensors = {
         key: value.to(where, kind) if value.is_floating_point() else value.to(where) for key, value in loaded.items()
     }

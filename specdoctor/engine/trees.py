@@ -78,6 +78,8 @@ def parse_tree(text: str, sampled: bool = True) -> Tree:
     cleaned = text.strip().replace(" ", "")
     try:
         if cleaned.startswith("["):
+            if not cleaned.endswith("]"):
+                raise ValueError
             parents = tuple(int(part) for part in cleaned.strip("[]").split(",") if part)
             check_parents(parents, text)
             return StaticTree(parents, sampled)

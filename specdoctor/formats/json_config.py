@@ -1,6 +1,7 @@
 """config.json, read raw: every key has one reader, and a missing or wrong one is one clear line."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from specdoctor.errors import SpecdoctorError
 
 _ABSENT = object()
+LARGEST = 2**31 - 1
+MOST_THINGS = 4096
 
 
 class JsonConfig:
@@ -42,7 +45,9 @@ class JsonConfig:
         if not path.is_file():
             raise SpecdoctorError(f"{path}: missing; expected the config.json of a draft checkpoint")
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, parse_float=_finite)
+        except RecursionError:
+            raise SpecdoctorError(f"{path}: nested too deep, expected the config.json of a draft checkpoint") from None
         except (ValueError, UnicodeDecodeError) as error:
             raise SpecdoctorError(f"{path}: not valid JSON ({error})") from None
         if not isinstance(values, dict):
@@ -76,10 +81,18 @@ class JsonConfig:
     def positive(self, key: str, default: Any = _ABSENT) -> int:
         """A whole number of 1 or more."""
         value = self.get(key, int, default)
-        if value < 1:
+        if not 1 <= value <= LARGEST:
             raise SpecdoctorError(
                 f"{self.path}: key {self.prefix}{key} is {value}, expected a whole number of 1 or more"
+                + (f", at most {LARGEST}" if value > LARGEST else "")
             )
+        return value
+
+    def count(self, key: str, default: Any = _ABSENT) -> int:
+        """A number of things that are listed one by one: layers, heads, experts; 1 to `MOST_THINGS`."""
+        value = self.positive(key, default)
+        if value > MOST_THINGS:
+            raise SpecdoctorError(f"{self.path}: key {self.prefix}{key} is {value}, expected at most {MOST_THINGS}")
         return value
 
     def _look(self, key: str) -> Any:
@@ -91,6 +104,17 @@ class JsonConfig:
                 return _ABSENT
             value = value[part]
         return value
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is too large a number")
+    return value
 
 
 def _unread(values: dict[str, Any], prefix: str, read: set[str]) -> Iterator[str]:

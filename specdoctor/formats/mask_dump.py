@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from specdoctor.errors import SpecdoctorError
 
+MOST_ENTRIES = 2**26  # a tree of thousands of nodes below a long context is far smaller
 SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 
 
@@ -49,7 +51,7 @@ def read_mask_dump(path: Path, tensor: str = "") -> MaskDump:
 def _from_numpy(path: Path) -> Tensor:
     try:
         array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, TokenError) as error:
         raise SpecdoctorError(
             f"{path}: not a plain numpy array ({str(error).splitlines()[0]}); save it with numpy.save, without pickle"
         ) from None
@@ -57,8 +59,8 @@ def _from_numpy(path: Path) -> Tensor:
         raise SpecdoctorError(f"{path}: holds numbers of type {array.dtype}, expected bool, integers or floats")
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("="))
-    if array.dtype in (np.uint16, np.uint32, np.uint64):
-        array = array.astype(np.int64)
+    if array.dtype in (np.uint16, np.uint32, np.uint64, np.longdouble):
+        array = array.astype(np.float64)  # wide enough, and never wrapped round
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
@@ -98,7 +100,13 @@ def _pick(path: Path, named: dict[str, Tensor], tensor: str) -> tuple[str, Tenso
 
 def _matrix(values: Tensor, path: Path) -> Tensor:
     """Drop leading dimensions that hold one matrix, or the same one several times."""
+    if values.layout != torch.strided or values.is_nested or values.device.type != "cpu":
+        raise SpecdoctorError(f"{path}: a {values.layout} tensor on {values.device}, expected plain numbers")
     shape = list(values.shape)
+    if values.numel() > MOST_ENTRIES:
+        raise SpecdoctorError(
+            f"{path}: shape {shape}, expected at most {MOST_ENTRIES} entries; dump one request's mask"
+        )
     if values.is_sparse or values.is_complex() or values.is_quantized:
         raise SpecdoctorError(f"{path}: a {values.layout} tensor of {values.dtype}, expected plain numbers")
     if not 2 <= values.ndim <= 4 or 0 in shape:
@@ -131,11 +139,15 @@ def read_parents_text(text: str) -> tuple[list[object], str]:
             raise SpecdoctorError(
                 f"--parents {text}: no list such as [-1,0,0] and no text file that holds one"
             ) from None
+    if content.strip().startswith("[") != content.strip().endswith("]"):
+        raise SpecdoctorError(f"{where.splitlines()[0]}: a bracket is missing, expected a list such as [-1,0,0]")
     numbers = content.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     try:
         parents: list[object] = [int(number) for number in numbers]
     except ValueError:
-        raise SpecdoctorError(f"{where}: expected whole numbers such as [-1,0,0], -1 for a root") from None
+        raise SpecdoctorError(
+            f"{where.splitlines()[0]}: expected whole numbers such as [-1,0,0], -1 for a root"
+        ) from None
     if not parents:
         raise SpecdoctorError(f"{where}: no nodes, expected whole numbers such as [-1,0,0], -1 for a root")
     return parents, where

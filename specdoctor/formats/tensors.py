@@ -92,7 +92,7 @@ def _files(folder: Path) -> list[Path]:
         files = _shards(folder / index) if index and (folder / index).is_file() else []
         single = folder / pattern.replace("*", "model")
         files = files or ([single] if single.is_file() else sorted(folder.glob(pattern)))
-        files = [path for path in files if path.name != "training_args.bin"]
+        files = [path for path in files if path.is_file() and path.name != "training_args.bin"]
         if files:
             return files
     raise SpecdoctorError(
@@ -102,9 +102,12 @@ def _files(folder: Path) -> list[Path]:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        shards = list(dict.fromkeys(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError):
         raise SpecdoctorError(f"{index}: expected a JSON object with a weight_map of tensor names to files") from None
+    for shard in shards:
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise SpecdoctorError(f"{index}: key weight_map names {shard!r}, expected the name of a file beside it")
     files = [index.parent / shard for shard in shards]
     for path in files:
         if not path.is_file():

@@ -133,6 +133,8 @@ def load_workload(request: BenchRequest) -> Workload:
 
 def _settings(request: BenchRequest, scenario: Scenario | None) -> BenchSettings:
     """Options over the scenario over the defaults."""
+    if request.seed < 0:
+        raise SpecdoctorError(f"--seed {request.seed}: expected 0 or more")
     preset = BenchSettings()
     if scenario is not None:
         preset.max_new_tokens, preset.temperature = scenario.max_new_tokens, scenario.temperature

@@ -53,6 +53,12 @@ def write_json(document: Mapping[str, Any], path: str) -> None:
         sys.stdout.write(text)
         return
     target = Path(path)
+    if target.is_symlink():
+        target = target.resolve()  # the file that is meant, not the link
+    if target.exists() and not target.is_file():  # a device or a pipe is written to, never replaced
+        with target.open("w", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text)
+        return
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         unfinished.write_text(text, "utf-8", errors="backslashreplace")

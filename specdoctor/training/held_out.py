@@ -53,8 +53,9 @@ class HeldOutPrompts:
 
     def measure(self, drafter_folder: Path) -> dict[str, float]:
         """`tau_held_out`, and the same by category."""
-        drafter = load_drafter(drafter_folder, self.target)
-        by_name = self._accept(drafter) if isinstance(drafter, BlockDrafter) else self._decode(drafter)
+        target = Target(self.target.model, self.target.folder)  # its cache is freed when the figures are there
+        drafter = load_drafter(drafter_folder, target)
+        by_name = self._accept(drafter) if isinstance(drafter, BlockDrafter) else self._decode(drafter, target)
         return {f"tau_{name}": value for name, value in by_name.items()}
 
     def _accept(self, drafter: BlockDrafter) -> dict[str, float]:
@@ -73,8 +74,8 @@ class HeldOutPrompts:
         taus = {name: AcceptanceFigures(texts, arm.variant, by_round, 0).tau().value for name, texts in groups.items()}
         return {name: value for name, value in taus.items() if value is not None}
 
-    def _decode(self, drafter: Drafter) -> dict[str, float]:
-        arm = EngineArm("draft", Engine(Target(self.target.model, self.target.folder), drafter))
+    def _decode(self, drafter: Drafter, target: Target) -> dict[str, float]:
+        arm = EngineArm("draft", Engine(target, drafter))
         records = [
             record
             for prompt in self.prompts

@@ -25,7 +25,7 @@ def read_layers(
 
     `sliding_is_causal`: sliding layers are causal inside the block; a key `is_causal` overrides it for all layers.
     """
-    count = config.positive("num_hidden_layers")
+    count = config.count("num_hidden_layers")
     config.find("sliding_window")  # null, or of no use, where no layer slides
     kinds = config.get("layer_types", list, ["full_attention"] * count)
     if len(kinds) != count or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
@@ -65,7 +65,7 @@ def read_rope(config: JsonConfig) -> dict[str, Any]:
     old_theta = config.get("rope_theta", (int, float), None)
     if new is not None:
         theta = new.get("rope_theta", old_theta)
-        if old_theta is not None and theta is not None and float(theta) != float(old_theta):
+        if isinstance(theta, int | float) and old_theta is not None and float(theta) != float(old_theta):
             raise SpecdoctorError(
                 f"{config.path}: rope_parameters.rope_theta is {theta} but rope_theta is {old_theta}; expected one "
                 "value"
@@ -75,6 +75,8 @@ def read_rope(config: JsonConfig) -> dict[str, Any]:
         theta = old_theta
         rope = dict(config.get("rope_scaling", dict, None) or {})
         rope["rope_type"] = rope.pop("rope_type", rope.pop("type", "default"))
+    if theta is not None and (isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0):
+        raise SpecdoctorError(f"{config.path}: rope_theta is {theta!r}, expected a number above 0")
     if theta is None:
         raise SpecdoctorError(
             f"{config.path}: neither rope_parameters.rope_theta nor rope_theta is there; expected one"

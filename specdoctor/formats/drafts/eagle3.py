@@ -62,7 +62,7 @@ def read_eagle3(config: JsonConfig, tensors: TensorSource, target_layers: int | 
     Aux ids are layer outputs; the vector fed back is always the one before the norm, and `norm_output` says whether the
     norm stands before the head (contrast speculators).
     """
-    architecture = str(config.get("architectures", list, [""])[0])
+    architecture = str((config.get("architectures", list, [""]) or [""])[0])
     specforge = architecture.endswith("Eagle3") or architecture == "PEagleDraftModel"
     writer = "SpecForge" if specforge else "SafeAILab EAGLE-3"
     parallel = architecture == "PEagleDraftModel" or "mask_hidden" in tensors

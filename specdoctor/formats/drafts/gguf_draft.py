@@ -122,7 +122,7 @@ def _common(fields: Fields, config: JsonConfig, arch: str, tensors: TensorSource
 
 
 def _layers(config: JsonConfig, arch: str, hidden: int, *, qk_norm: bool) -> tuple[AttentionShape, ...]:
-    count, heads = config.positive(f"{arch}.block_count"), config.positive(f"{arch}.attention.head_count")
+    count, heads = config.count(f"{arch}.block_count"), config.positive(f"{arch}.attention.head_count")
     head_dim = config.positive(f"{arch}.attention.key_length", hidden // heads)
     if config.get(f"{arch}.attention.value_length", int, head_dim) != head_dim:
         raise SpecdoctorError(f"{config.path}: {arch}.attention.value_length differs from key_length, {head_dim}")

@@ -81,6 +81,22 @@ def open_draft(path: Path) -> tuple[JsonConfig, TensorSource]:
     return JsonConfig.read(path), TensorFolder(path)
 
 
+def _read(reader: Reader, config: JsonConfig, tensors: TensorSource, target_layers: int | None) -> Reading:
+    """A reader's answer, checked for numbers that no drafter can be computed with."""
+    try:
+        reading = reader(config, tensors, target_layers)
+    except (TypeError, ValueError, OverflowError, IndexError, KeyError, AttributeError) as error:
+        raise SpecdoctorError(
+            f"{config.path}: a setting has a form that this format does not have ({type(error).__name__}: {error}); "
+            "compare the file with one of its writer"
+        ) from error
+    if not 0 < reading.spec.rms_norm_eps < 1:
+        raise SpecdoctorError(
+            f"{config.path}: key rms_norm_eps is {reading.spec.rms_norm_eps}, expected a number above 0 and below 1"
+        )
+    return reading
+
+
 def describe(
     path: Path, config: JsonConfig, tensors: TensorSource, found: Detected, target_layers: int | None = None
 ) -> DraftCheckpoint:
@@ -93,7 +109,7 @@ def describe(
             f"{path}: recognised as {found.title} (by {found.evidence}), which cannot be run as a drafter here: "
             f"{why_not_runnable(found.family)}"
         )
-    reading = READERS[found.family](config, tensors, target_layers)
+    reading = _read(READERS[found.family], config, tensors, target_layers)
     used = {stored.name for stored in reading.tensors.values()}
     unread, known = config.unread(), {**COMMON_KEYS, **reading.ignored_keys}
     checkpoint = DraftCheckpoint(
