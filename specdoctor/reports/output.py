@@ -19,10 +19,17 @@ from specdoctor.errors import SpecdoctorError
 _PIPED_WIDTH = 160
 
 
+class _ResultConsole(Console):
+    def on_broken_pipe(self) -> None:
+        """The reader has seen enough (`specdoctor ... | head`): no error, and least of all the exit code of findings."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0)
+
+
 def stdout_console() -> Console:
     """Console for results. Piped output is wide: a table cut to 80 columns is of no use to grep."""
     _tolerate_any_character()
-    console = Console(highlight=False, markup=False)
+    console = _ResultConsole(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPED_WIDTH
     return console
