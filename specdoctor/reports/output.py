@@ -21,7 +21,7 @@ _PIPED_WIDTH = 160
 
 class _ResultConsole(Console):
     def on_broken_pipe(self) -> None:
-        """The reader has seen enough (`specdoctor ... | head`): no error, and least of all the exit code of findings."""
+        """The reader has seen enough (`specdoctor ... | head`): no error, and no exit code of findings."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
 
