@@ -1,5 +1,6 @@
 """Shared fixtures. Models made on the spot are in `tiny_models.py`."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import settings
 # The same examples on every run, and no limit on how long one may take: a busy machine must not fail a test.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+# Reports are looked at as they are when piped; test runners tell their workers the width of a terminal.
+os.environ.pop("COLUMNS", None)
 
 torch.set_num_threads(1)  # tiny models: threads only cost
 

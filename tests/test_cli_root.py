@@ -231,6 +231,8 @@ def test_a_real_failure_has_no_traceback_without_debug(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_a_real_interrupt_ends_with_130(tmp_path: Path) -> None:
     waits = (
+        # A shell's background job ignores SIGINT, and its children inherit that.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "import time, specdoctor.checks.registry as r; r.family = lambda _: (print('go', flush=True), time.sleep(60))"
     )
     code = f"{waits}; from specdoctor.cli.app import main; main()"
