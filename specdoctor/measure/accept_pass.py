@@ -153,7 +153,8 @@ class AcceptancePass:
         """q(y) [rows] of the distribution that drafts are drawn from."""
         if temperature == 0:
             return (logits.argmax(-1) == tokens).float()
-        return token_probability(logits, tokens, temperature, self.sampling.top_k, self.sampling.top_p)
+        cut = self.drafter.drafting(self.sampling)  # a candidate selector is a cut of its own
+        return token_probability(logits, tokens, temperature, cut.top_k, cut.top_p)
 
     def _replay(self, known: KnownText, result: TextAcceptance, rng: np.random.Generator) -> None:
         """Draw one run of rounds given y, and the confidences along what each round really drafted."""
