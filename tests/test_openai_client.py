@@ -62,20 +62,18 @@ class Handler(BaseHTTPRequestHandler):
             failure = server.failures.pop(0) if server.failures else 200
             server.running += 1
             server.most = max(server.most, server.running)
-        try:
-            time.sleep(server.delay)
-            refused = server.forbidden & body.keys()
-            if failure == 0:
-                self.connection.close()
-            elif failure != 200:
-                self._answer(failure, {"error": {"message": "not\nnow"}})
-            elif refused:
-                self._answer(400, {"error": {"message": f"unknown {sorted(refused)[0]}"}})
-            else:
-                self._answer(200, self._completion(body))
-        finally:
-            with server.guard:
-                server.running -= 1
+        time.sleep(server.delay)
+        with server.guard:
+            server.running -= 1  # before the answer: on receiving it the client may send the next at once
+        refused = server.forbidden & body.keys()
+        if failure == 0:
+            self.connection.close()
+        elif failure != 200:
+            self._answer(failure, {"error": {"message": "not\nnow"}})
+        elif refused:
+            self._answer(400, {"error": {"message": f"unknown {sorted(refused)[0]}"}})
+        else:
+            self._answer(200, self._completion(body))
 
     def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
         server = self.server
