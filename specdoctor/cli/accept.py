@@ -5,6 +5,8 @@ from pathlib import Path
 
 import typer
 
+from specdoctor.cli import options
+
 app = typer.Typer()
 
 SETUP, DECODE, EFFORT, OUTPUT = "What to look at", "How to decode", "How much", "Output"
@@ -24,38 +26,26 @@ def accept(
         None, min=1, help="Use the first N prompts, categories in turn.", rich_help_panel=SETUP
     ),
     scenario: str = typer.Option("", help="Preset code, chat, summarize, or a YAML file.", rich_help_panel=SETUP),
-    template: str = typer.Option(
-        "auto", help="auto (the target's chat template), none, or bytes.", rich_help_panel=SETUP
-    ),
-    corpus: Path | None = typer.Option(
-        None,
-        help="Folder of the target's texts; grows by what is missing (default: in the cache).",
-        rich_help_panel=SETUP,
-    ),
+    template: str = options.template(SETUP),
+    corpus: Path | None = options.corpus(SETUP),
     draft_tokens: int | None = typer.Option(
         None, "-K", "--draft-tokens", min=1, help="Tokens drafted a round (default: the most).", rich_help_panel=DECODE
     ),
-    max_new_tokens: int | None = typer.Option(
-        None, min=1, help="Longest answer (default: 128).", rich_help_panel=DECODE
-    ),
+    max_new_tokens: int | None = options.max_new_tokens(DECODE),
     temperature: float | None = typer.Option(None, help="0 is greedy (default: 0).", rich_help_panel=DECODE),
-    top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
-    top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
-    draft_temperature: str | None = typer.Option(
-        None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=DECODE
-    ),
+    top_k: int = options.top_k(DECODE),
+    top_p: float = options.top_p(DECODE),
+    draft_temperature: str | None = options.draft_temperature(DECODE),
     confidence_threshold: float | None = typer.Option(
         None, help="Cut a draft before the first confidence below this.", rich_help_panel=DECODE
     ),
-    ignore_stop: bool = typer.Option(
-        False, "--ignore-stop", help="Do not end at the target's stop tokens.", rich_help_panel=DECODE
-    ),
+    ignore_stop: bool = options.ignore_stop(DECODE),
     seed: int = typer.Option(0, help="Seed of the texts and of the replays.", rich_help_panel=DECODE),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, mps.", rich_help_panel=DECODE),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16.", rich_help_panel=DECODE),
+    device: str = options.device(DECODE),
+    dtype: str = options.dtype(DECODE),
     draft_device: str = typer.Option("same", help="Device of the drafters.", rich_help_panel=DECODE),
     draft_dtype: str = typer.Option("same", help="Dtype of the drafters.", rich_help_panel=DECODE),
-    attention: str = typer.Option("auto", help="auto, matmul, sdpa (see `specdoctor env`).", rich_help_panel=DECODE),
+    attention: str = options.attention(DECODE),
     precision: float | None = typer.Option(
         None, help="Stop when the interval of tau_step is within this share of it: 0.05.", rich_help_panel=EFFORT
     ),
@@ -86,9 +76,7 @@ def accept(
     report: Path | None = typer.Option(
         None, metavar="FILE.html", help="Write the result as one HTML page.", rich_help_panel=OUTPUT
     ),
-    json_path: str = typer.Option(
-        "", "--json", metavar="PATH", help="Write the result as JSON; - for stdout.", rich_help_panel=OUTPUT
-    ),
+    json_path: str = options.json_path(OUTPUT),
 ) -> None:
     """Measure acceptance exactly, from texts that the target wrote: no decoding with the drafter, no sampling noise.
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import typer
 
+from specdoctor.cli import options
+
 app = typer.Typer()
 
 SETUP, DECODE, OUTPUT = "What to run", "How to decode", "Output"
@@ -30,9 +32,7 @@ def bench(
         None, min=1, help="Use the first N prompts, categories in turn.", rich_help_panel=SETUP
     ),
     scenario: str = typer.Option("", help="Preset code, chat, summarize, or a YAML file.", rich_help_panel=SETUP),
-    template: str = typer.Option(
-        "auto", help="auto (the target's chat template), none, or bytes.", rich_help_panel=SETUP
-    ),
+    template: str = options.template(SETUP),
     draft_tokens: int | None = typer.Option(
         None,
         "-K",
@@ -50,15 +50,11 @@ def bench(
     siblings: str = typer.Option(
         "sampled", help="Of a tree of fixed shape: sampled (without replacement) or likeliest.", rich_help_panel=DECODE
     ),
-    max_new_tokens: int | None = typer.Option(
-        None, min=1, help="Longest answer (default: 128).", rich_help_panel=DECODE
-    ),
+    max_new_tokens: int | None = options.max_new_tokens(DECODE),
     temperature: float | None = typer.Option(None, help="0 is greedy (default: 0).", rich_help_panel=DECODE),
-    top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
-    top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
-    draft_temperature: str | None = typer.Option(
-        None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=DECODE
-    ),
+    top_k: int = options.top_k(DECODE),
+    top_p: float = options.top_p(DECODE),
+    draft_temperature: str | None = options.draft_temperature(DECODE),
     dynamic_k: str = typer.Option(
         "constant", help="constant, threshold (of the confidence), or adaptive.", rich_help_panel=DECODE
     ),
@@ -79,24 +75,20 @@ def bench(
         help="LOSSY: accept sampled drafts by Medusa's rule; the text is no longer the target's.",
         rich_help_panel=DECODE,
     ),
-    ignore_stop: bool = typer.Option(
-        False, "--ignore-stop", help="Do not end at the target's stop tokens.", rich_help_panel=DECODE
-    ),
+    ignore_stop: bool = options.ignore_stop(DECODE),
     seed: int = typer.Option(0, help="Seed of the first prompt; the next ones count up.", rich_help_panel=DECODE),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, mps.", rich_help_panel=DECODE),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16.", rich_help_panel=DECODE),
+    device: str = options.device(DECODE),
+    dtype: str = options.dtype(DECODE),
     draft_device: str = typer.Option("same", help="Device of the drafters.", rich_help_panel=DECODE),
     draft_dtype: str = typer.Option("same", help="Dtype of the drafters.", rich_help_panel=DECODE),
-    attention: str = typer.Option("auto", help="auto, matmul, sdpa (see `specdoctor env`).", rich_help_panel=DECODE),
+    attention: str = options.attention(DECODE),
     costs: Path | None = typer.Option(
         None, help="Cost table of `specdoctor profile`, for the expected speed-up.", rich_help_panel=OUTPUT
     ),
     report: Path | None = typer.Option(
         None, metavar="FILE.html", help="Write the result as one HTML page.", rich_help_panel=OUTPUT
     ),
-    json_path: str = typer.Option(
-        "", "--json", metavar="PATH", help="Write the result as JSON; - for stdout.", rich_help_panel=OUTPUT
-    ),
+    json_path: str = options.json_path(OUTPUT),
     records: Path | None = typer.Option(None, help="Write one JSON line a round.", rich_help_panel=OUTPUT),
 ) -> None:
     """Measure drafters against plain decoding: tau, acceptance by position, speed-up, and what limits it.

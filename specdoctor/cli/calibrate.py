@@ -4,6 +4,8 @@ from pathlib import Path
 
 import typer
 
+from specdoctor.cli import options
+
 app = typer.Typer()
 
 DATA, DECODE, OUTPUT = "What to fit on", "How the texts are decoded", "Output"
@@ -20,43 +22,29 @@ def calibrate(
     max_prompts: int | None = typer.Option(
         None, min=1, help="Use the first N prompts, categories in turn.", rich_help_panel=DATA
     ),
-    template: str = typer.Option(
-        "auto", help="auto (the target's chat template), none, or bytes.", rich_help_panel=DATA
-    ),
-    corpus: Path | None = typer.Option(
-        None,
-        help="Folder of the target's texts; grows by what is missing (default: in the cache).",
-        rich_help_panel=DATA,
-    ),
+    template: str = options.template(DATA),
+    corpus: Path | None = options.corpus(DATA),
     repeats: int = typer.Option(1, min=1, help="Texts of a prompt, when sampling.", rich_help_panel=DATA),
     held_out: float = typer.Option(0.5, help="Share of the prompts to judge by, not to fit on.", rich_help_panel=DATA),
     budget: float | None = typer.Option(None, help="Stop after so many seconds of texts.", rich_help_panel=DATA),
-    max_new_tokens: int | None = typer.Option(
-        None, min=1, help="Longest answer (default: 128).", rich_help_panel=DECODE
-    ),
+    max_new_tokens: int | None = options.max_new_tokens(DECODE),
     temperature: float | None = typer.Option(
         None, help="0 is greedy; calibrate for what will be decoded (default: 0).", rich_help_panel=DECODE
     ),
-    top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
-    top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
-    draft_temperature: str | None = typer.Option(
-        None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=DECODE
-    ),
-    ignore_stop: bool = typer.Option(
-        False, "--ignore-stop", help="Do not end at the target's stop tokens.", rich_help_panel=DECODE
-    ),
+    top_k: int = options.top_k(DECODE),
+    top_p: float = options.top_p(DECODE),
+    draft_temperature: str | None = options.draft_temperature(DECODE),
+    ignore_stop: bool = options.ignore_stop(DECODE),
     seed: int = typer.Option(0, help="Seed of the texts, the replays and the split.", rich_help_panel=DECODE),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, mps.", rich_help_panel=DECODE),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16.", rich_help_panel=DECODE),
+    device: str = options.device(DECODE),
+    dtype: str = options.dtype(DECODE),
     draft_device: str = typer.Option("same", help="Device of the drafter.", rich_help_panel=DECODE),
     draft_dtype: str = typer.Option("same", help="Dtype of the drafter.", rich_help_panel=DECODE),
-    attention: str = typer.Option("auto", help="auto, matmul, sdpa (see `specdoctor env`).", rich_help_panel=DECODE),
+    attention: str = options.attention(DECODE),
     output: Path | None = typer.Option(
         None, help="File to write (default: calibration.json beside the weights).", rich_help_panel=OUTPUT
     ),
-    json_path: str = typer.Option(
-        "", "--json", metavar="PATH", help="Write the result as JSON; - for stdout.", rich_help_panel=OUTPUT
-    ),
+    json_path: str = options.json_path(OUTPUT),
 ) -> None:
     """Fit one temperature a draft position, so that the product of confidences is the chance to get so far.
 

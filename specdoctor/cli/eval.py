@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from specdoctor.cli import options
 from specdoctor.errors import SpecdoctorError
 
 app = typer.Typer()
@@ -20,40 +21,28 @@ def evaluate(
     ),
     categories: str = typer.Option("", help="Bundled prompts: code,chat,math,summarize.", rich_help_panel=DATA),
     max_prompts: int | None = typer.Option(None, min=1, help="Use N prompts of each data set.", rich_help_panel=DATA),
-    template: str = typer.Option(
-        "auto", help="auto (the target's chat template), none, or bytes.", rich_help_panel=DATA
-    ),
-    corpus: Path | None = typer.Option(
-        None,
-        help="Folder of the target's texts; grows by what is missing (default: in the cache).",
-        rich_help_panel=DATA,
-    ),
+    template: str = options.template(DATA),
+    corpus: Path | None = options.corpus(DATA),
     draft_tokens: int | None = typer.Option(
         None, "-K", "--draft-tokens", min=1, help="Tokens drafted a round (default: the most).", rich_help_panel=DECODE
     ),
-    max_new_tokens: int | None = typer.Option(
-        None, min=1, help="Longest answer (default: 128).", rich_help_panel=DECODE
-    ),
+    max_new_tokens: int | None = options.max_new_tokens(DECODE),
     temperature: float | None = typer.Option(
         None, help="0 is greedy; the paper's table has 1 (default: 0).", rich_help_panel=DECODE
     ),
-    top_k: int = typer.Option(0, help="0 is off.", rich_help_panel=DECODE),
-    top_p: float = typer.Option(1.0, help="1 is off.", rich_help_panel=DECODE),
-    draft_temperature: str | None = typer.Option(
-        None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=DECODE
-    ),
+    top_k: int = options.top_k(DECODE),
+    top_p: float = options.top_p(DECODE),
+    draft_temperature: str | None = options.draft_temperature(DECODE),
     confidence_threshold: float | None = typer.Option(
         None, help="Of the table: cut a draft before the first confidence below this.", rich_help_panel=DECODE
     ),
-    ignore_stop: bool = typer.Option(
-        False, "--ignore-stop", help="Do not end at the target's stop tokens.", rich_help_panel=DECODE
-    ),
+    ignore_stop: bool = options.ignore_stop(DECODE),
     seed: int = typer.Option(0, help="Seed of the texts and of the replays.", rich_help_panel=DECODE),
-    device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, mps.", rich_help_panel=DECODE),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16.", rich_help_panel=DECODE),
+    device: str = options.device(DECODE),
+    dtype: str = options.dtype(DECODE),
     draft_device: str = typer.Option("same", help="Device of the drafters.", rich_help_panel=DECODE),
     draft_dtype: str = typer.Option("same", help="Dtype of the drafters.", rich_help_panel=DECODE),
-    attention: str = typer.Option("auto", help="auto, matmul, sdpa (see `specdoctor env`).", rich_help_panel=DECODE),
+    attention: str = options.attention(DECODE),
     rollouts: bool = typer.Option(
         False,
         "--rollouts",
@@ -72,9 +61,7 @@ def evaluate(
     markdown: str = typer.Option(
         "", metavar="PATH", help="Write the tables as Markdown; - for stdout.", rich_help_panel=OUTPUT
     ),
-    json_path: str = typer.Option(
-        "", "--json", metavar="PATH", help="Write the result as JSON; - for stdout.", rich_help_panel=OUTPUT
-    ),
+    json_path: str = options.json_path(OUTPUT),
 ) -> None:
     """Accepted length of drafters by data set and domain, as in the DSpark paper, with intervals.
 

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from specdoctor.drafters.binding import Binding
 from specdoctor.drafters.block_parts import make_backbone, make_sequential_head
 from specdoctor.drafters.block_tree import BlockExpansion
+from specdoctor.drafters.draft_head import draft_logits
 from specdoctor.drafters.draft_vocabulary import checked_map
 from specdoctor.drafters.gemma4 import scaled_in
 from specdoctor.drafters.heads import ConfidenceHead, VanillaHead
 from specdoctor.drafters.tree_drafting import Expansion, TreeDrafting
-from specdoctor.engine.draft import Draft, chain_parents
+from specdoctor.engine.draft import Draft, chain_drafts
 from specdoctor.engine.rows import PackedRows
-from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
-from specdoctor.engine.sequence import Sequence
+from specdoctor.engine.sampling import Sampling, probabilities, sample
+from specdoctor.engine.sequence import Sequence, stacked_uniforms
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.spec import BlockSpec
 
@@ -80,11 +81,15 @@ class BlockDrafter(TreeDrafting, nn.Module):
         temperature = sampling.drafting_temperature
         uniforms = None
         if temperature > 0:
-            uniforms = torch.stack([s.uniforms(budget) for s in sequences])
-            uniforms = uniforms.to(self.device, widest_float(self.device), non_blocking=True)
+            uniforms = stacked_uniforms(sequences, budget, self.device)
         tokens, probs = self.choose(anchors, hidden, self.base_logits(hidden), sampling, uniforms)
         confidence = self.confidences(anchors, hidden, tokens)
-        return _drafts(*(None if x is None else x.to(self.verify_on) for x in (tokens, probs, confidence)))
+        where = self.verify_on
+        return chain_drafts(
+            tokens.to(where),
+            None if probs is None else probs.to(where),
+            None if confidence is None else confidence.to(where),
+        )
 
     def expansion(self, sequences: Seq[Sequence], depth: int) -> Expansion:
         anchors = torch.tensor([s.anchor for s in sequences], device=self.device)
@@ -109,12 +114,7 @@ class BlockDrafter(TreeDrafting, nn.Module):
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """[R, K, H] -> [R, K, dV], scaled and soft-capped, before the sequential head."""
-        logits = F.linear(hidden, self.head)
-        if self.spec.logit_scale != 1.0:
-            logits = logits * self.spec.logit_scale
-        if self.spec.softcap:
-            logits = torch.tanh(logits / self.spec.softcap) * self.spec.softcap
-        return logits
+        return draft_logits(hidden, self.head, self.spec)
 
     def choose(
         self, anchors: Tensor, hidden: Tensor, base: Tensor, sampling: Sampling, uniforms: Tensor | None
@@ -138,12 +138,6 @@ class BlockDrafter(TreeDrafting, nn.Module):
             if q is not None:
                 probs.append(q)
         return torch.stack(tokens, dim=1), self.in_target_vocabulary(torch.stack(probs, dim=1)) if probs else None
-
-    def in_target_vocabulary(self, q: Tensor, elsewhere: float = 0.0) -> Tensor:
-        """Values over draft ids [..., dV] to values over target ids [..., V], `elsewhere` where no draft row is."""
-        if self.d2t is None:
-            return q
-        return q.new_full((*q.shape[:-1], self.spec.vocab_size), elsewhere).index_copy_(-1, self.d2t, q)
 
     def drafting(self, sampling: Sampling) -> Sampling:
         """What shapes q: the request's settings, but a candidate selector is a cut of its own (formats page 1.6)."""
@@ -196,22 +190,6 @@ def _pick(logits: Tensor, sampling: Sampling, uniforms: Tensor | None) -> tuple[
         return logits.argmax(-1), None
     q = probabilities(logits, sampling.drafting_temperature, sampling.top_k, sampling.top_p)
     return sample(q, uniforms), q
-
-
-def _drafts(tokens: Tensor | None, probs: Tensor | None, confidence: Tensor | None) -> list[Draft]:
-    """One draft a request; `unbind` makes the views of a whole batch at once."""
-    assert tokens is not None
-    R, K = tokens.shape
-    parents, nothing = chain_parents(K), [None] * R
-    return [
-        Draft(own, parents, q, sure)
-        for own, q, sure in zip(
-            tokens.unbind(),
-            nothing if probs is None else probs.unbind(),
-            nothing if confidence is None else confidence.unbind(),
-            strict=True,
-        )
-    ]
 
 
 def bind_block(binding: Binding) -> BlockDrafter:

@@ -8,7 +8,6 @@ state is one slot and the ids behind that slot's columns.
 this is decided from the tokens before it, and not from the token itself, which is not drawn yet.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +28,7 @@ from specdoctor.drafters.vocabularies import (
     match_vocabularies,
 )
 from specdoctor.engine.draft import Draft
-from specdoctor.engine.rows import PackedRows
+from specdoctor.engine.rows import PackedRows, pack_pieces
 from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.target import PREFILL_ROWS, Target
 from specdoctor.engine.trees import Tree
@@ -157,7 +156,7 @@ class CausalLMDrafter(TreeDrafting):
                 pending.append((start, len(state.text.ids)))
         logits = torch.empty(0, self.model.vocab_size, device=self.device)
         ends: dict[int, Tensor] = {}
-        for pieces in _batches(pending):
+        for pieces in pack_pieces(pending, PREFILL_ROWS):
             ends |= self._read(fitting, pieces)
         return torch.stack([ends[i] for i in range(len(fitting))]) if fitting else logits
 
@@ -212,22 +211,6 @@ class CausalLMDrafter(TreeDrafting):
 
 
 Piece = tuple[int, int, int]  # of request i the ids [start, end)
-
-
-def _batches(spans: Seq[tuple[int, int]]) -> Iterator[list[Piece]]:
-    """Pieces of at most `PREFILL_ROWS` rows in all, never two of one request: the later needs the earlier's columns."""
-    batch: list[Piece] = []
-    rows = 0
-    for i, (first, last) in enumerate(spans):
-        for start in range(first, last, PREFILL_ROWS):
-            end = min(start + PREFILL_ROWS, last)
-            if batch and (rows + end - start > PREFILL_ROWS or batch[-1][0] == i):
-                yield batch
-                batch, rows = [], 0
-            batch.append((i, start, end))
-            rows += end - start
-    if batch:
-        yield batch
 
 
 def load_causal_lm(

@@ -29,3 +29,10 @@ def checked_map(d2t: Tensor | None, spec: DraftSpec) -> Tensor | None:
             "where offsets are expected, or the reverse, looks like this"
         )
     return d2t
+
+
+def over_target_vocabulary(values: Tensor, d2t: Tensor | None, rows: int, elsewhere: float = 0.0) -> Tensor:
+    """Values over draft ids [..., dV] to values over target ids [..., rows], `elsewhere` where no draft row is."""
+    if d2t is None:
+        return values
+    return values.new_full((*values.shape[:-1], rows), elsewhere).index_copy_(-1, d2t, values)

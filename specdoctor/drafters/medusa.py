@@ -19,11 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdoctor.drafters.binding import Binding
+from specdoctor.drafters.draft_head import draft_logits
 from specdoctor.drafters.draft_vocabulary import checked_map
 from specdoctor.drafters.tree_drafting import Expansion, TreeDrafting
-from specdoctor.engine.draft import Draft, chain_parents
-from specdoctor.engine.sampling import probabilities, sample, widest_float
-from specdoctor.engine.sequence import Sequence
+from specdoctor.engine.draft import Draft, chain_drafts
+from specdoctor.engine.sampling import probabilities, sample
+from specdoctor.engine.sequence import Sequence, stacked_uniforms
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.spec import MedusaSpec
 
@@ -85,14 +86,12 @@ class MedusaDrafter(TreeDrafting):
         logits = torch.stack([self.logits(i, hidden) for i in range(budget)], dim=1)  # [R, K, rows]
         probs = None
         if sampling.drafting_temperature > 0:
-            uniforms = torch.stack([s.uniforms(budget) for s in sequences])
-            uniforms = uniforms.to(self.device, widest_float(self.device), non_blocking=True)
+            uniforms = stacked_uniforms(sequences, budget, self.device)
             q = probabilities(logits, sampling.drafting_temperature, sampling.top_k, sampling.top_p)
             choice, probs = sample(q, uniforms), self.in_target_vocabulary(q).to(self.verify_on)
         else:
             choice = logits.argmax(-1)
-        tokens, parents = self.to_target_ids(choice).to(self.verify_on), chain_parents(budget)
-        return [Draft(tokens[r], parents, None if probs is None else probs[r]) for r in range(len(tokens))]
+        return chain_drafts(self.to_target_ids(choice).to(self.verify_on), probs)
 
     def expansion(self, sequences: Seq[Sequence], depth: int) -> Expansion:
         return MedusaExpansion(self, self.hidden(sequences))
@@ -105,14 +104,7 @@ class MedusaDrafter(TreeDrafting):
         """Head i's logits [R, rows] for anchor + 1 + i, given the last committed row's states [R, H]."""
         lm_heads = self.network.lm_heads
         weight = self.shared_head if self.shared_head is not None else cast(nn.Linear, lm_heads[i]).weight
-        logits = F.linear(self.network.heads[i](hidden), weight)
-        return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
-
-    def in_target_vocabulary(self, q: Tensor) -> Tensor:
-        """Draft probabilities [..., rows] over the target's ids [..., V]; ids without a row have none."""
-        if self.d2t is None:
-            return q
-        return q.new_zeros(*q.shape[:-1], self.spec.vocab_size).index_copy_(-1, self.d2t, q)
+        return draft_logits(self.network.heads[i](hidden), weight, self.spec)
 
 
 class MedusaExpansion:

@@ -29,7 +29,6 @@ from specdoctor.drafters.tree_drafting import Expansion
 from specdoctor.engine.draft import Draft
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import PackedRows
-from specdoctor.engine.sampling import probabilities, sample, widest_float
 from specdoctor.engine.sequence import Sequence
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.json_config import JsonConfig
@@ -122,10 +121,7 @@ class LayeredMTPDrafter(MTPDrafter):
         ids = [s.ids[a + 1 : a + 1 + m] for s, a, m in zip(sequences, starts, counts, strict=True)]
         fed = torch.tensor([token for part in ids for token in part], device=self.device)  # [N]
         hidden = torch.cat(waiting)
-        uniforms = None
-        if sampling.drafting_temperature > 0:
-            uniforms = torch.stack([s.uniforms(budget) for s in sequences])
-            uniforms = uniforms.to(self.device, widest_float(self.device), non_blocking=True)
+        uniforms = self.uniforms(sequences, budget)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for step in range(max(budget, n)):
@@ -138,13 +134,11 @@ class LayeredMTPDrafter(MTPDrafter):
             if step >= budget:
                 choice = fed[last]  # only the columns of committed tokens are wanted of this layer
             else:
-                logits = self.logits(scored[last])
-                if uniforms is None:
-                    choice = logits.argmax(-1)
-                else:
-                    probs.append(probabilities(logits, sampling.drafting_temperature, sampling.top_k, sampling.top_p))
-                    choice = sample(probs[-1], uniforms[:, step])
+                drawn = None if uniforms is None else uniforms[:, step]
+                choice, q = self.choose(self.logits(scored[last]), sampling, drawn)
                 tokens.append(choice)
+                if q is not None:
+                    probs.append(q)
             fed = fed.roll(-1).index_copy(0, last, choice)  # the next layer reads one token further on
         for state, part, count in zip(states, waiting, counts, strict=True):
             kept = max(0, count - (n - 1))

@@ -7,7 +7,6 @@ that `engine.target` registers. Nothing of a checkpoint is executed: its `auto_m
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,23 +15,11 @@ from transformers import AutoConfig, AutoModel
 
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import PackedRows
-from specdoctor.engine.target import ATTENTION_NAME
+from specdoctor.engine.target import ATTENTION_NAME, AttentionRun
 from specdoctor.errors import SpecdoctorError
 
 BUILT_AS = {"mimo": "qwen2"}  # families whose block is another one's, and which transformers does not know
 NOT_OF_A_BLOCK = ("auto_map", "quantization_config", "architectures")
-
-
-@dataclass(slots=True)
-class BlockRun:
-    """What the registered attention function reads of one forward, as `engine.target` hands it for the target."""
-
-    rows: PackedRows
-    cache: KVCache
-    windows: list[int | None]
-    attention: Any
-    no_mask: Tensor | None = None
-    layers_seen: set[int] = field(default_factory=set)
 
 
 class DecoderBlocks(nn.Module):
@@ -56,7 +43,7 @@ class DecoderBlocks(nn.Module):
 
     def run(self, index: int, x: Tensor, rows: PackedRows, cache: KVCache, attention: Any) -> Tensor:
         """States [N, H] of `rows` through layer `index`, to [N, H]; its keys and values go to the cache's layer."""
-        run = BlockRun(rows, cache, [None] * len(self.layers), attention)
+        run = AttentionRun(rows, cache, [None] * len(self.layers), attention)
         states, positions = x.unsqueeze(0), rows.positions.unsqueeze(0)
         output = self.layers[index](
             states,

@@ -18,14 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdoctor.drafters.backbone import Attention
+from specdoctor.drafters.draft_head import draft_logits
 from specdoctor.drafters.recurrent_tree import RecurrentExpansion
 from specdoctor.drafters.rope import Rope
 from specdoctor.drafters.tree_drafting import Expansion, TreeDrafting
-from specdoctor.engine.draft import Draft, chain_parents
+from specdoctor.engine.draft import Draft, chain_drafts
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import PackedRows
-from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
-from specdoctor.engine.sequence import Sequence
+from specdoctor.engine.sampling import Sampling, probabilities, sample
+from specdoctor.engine.sequence import Sequence, stacked_uniforms
 from specdoctor.formats.spec import MOST_STEPS, RecurrentSpec
 
 
@@ -181,8 +182,7 @@ class RecurrentDrafter(TreeDrafting, nn.Module):
         """The next `n` random numbers [R, n], on the drafter's device; None where drafts are the likeliest."""
         if sequences[0].sampling.drafting_temperature == 0:
             return None
-        drawn = torch.stack([s.uniforms(n) for s in sequences])
-        return drawn.to(self.device, widest_float(self.device), non_blocking=True)
+        return stacked_uniforms(sequences, n, self.device)
 
     def choose(self, logits: Tensor, sampling: Sampling, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Draft logits [N, dV] and random numbers [N] to target ids [N] and the law [N, V] they were drawn from."""
@@ -204,23 +204,11 @@ class RecurrentDrafter(TreeDrafting, nn.Module):
 
     def logits(self, scored: Tensor) -> Tensor:
         """[..., H] -> [..., dV]."""
-        logits = F.linear(scored, self.head)
-        if self.spec.logit_scale != 1.0:
-            logits = logits * self.spec.logit_scale
-        return torch.tanh(logits / self.spec.softcap) * self.spec.softcap if self.spec.softcap else logits
+        return draft_logits(scored, self.head, self.spec)
 
     def rows(self, sequences: Seq[Sequence], starts: Seq[int], counts: Seq[int]) -> PackedRows:
         return PackedRows([s.drafter_state.slot for s in sequences], starts, counts, self.device)
 
-    def in_target_vocabulary(self, q: Tensor) -> Tensor:
-        """Draft probabilities [..., dV] over the target's ids [..., V]; ids without a draft row have none."""
-        if self.d2t is None:
-            return q
-        return q.new_zeros(*q.shape[:-1], self.spec.vocab_size).index_copy_(-1, self.d2t, q)
-
     def drafts(self, tokens: Tensor, probs: Tensor | None) -> list[Draft]:
         """Chains from tokens [R, K] and distributions [R, K, V], on the target's device."""
-        tokens = tokens.to(self.verify_on)
-        probs = None if probs is None else probs.to(self.verify_on)
-        parents = chain_parents(tokens.shape[1])
-        return [Draft(tokens[r], parents, None if probs is None else probs[r]) for r in range(len(tokens))]
+        return chain_drafts(tokens.to(self.verify_on), None if probs is None else probs.to(self.verify_on))

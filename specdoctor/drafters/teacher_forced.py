@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdoctor.drafters.block import BlockDrafter
+from specdoctor.drafters.draft_vocabulary import over_target_vocabulary
 from specdoctor.engine.rows import PackedRows
 from specdoctor.kernels.attention import HIDDEN
 
@@ -106,7 +107,7 @@ class HeadWalk:
         if self.drafter.markov is not None and self._state is not None:
             code, self._state = self.drafter.markov.step(self._state, prev, hidden)
             base = self.drafter.markov.corrected(base, code)
-        return self.drafter.in_target_vocabulary(base, -torch.inf)
+        return over_target_vocabulary(base, self.drafter.d2t, self.drafter.spec.vocab_size, -torch.inf)
 
     def base(self) -> Tensor:
         """Logits [rows, dV] of the next position before the sequential head."""

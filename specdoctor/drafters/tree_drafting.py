@@ -7,14 +7,15 @@ probability. The verification rule is the engine's: it needs each sibling's own 
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from specdoctor.drafters.draft_vocabulary import over_target_vocabulary
 from specdoctor.engine.draft import Draft
-from specdoctor.engine.sampling import Sampling, probabilities, sample, widest_float
-from specdoctor.engine.sequence import Sequence
+from specdoctor.engine.sampling import Sampling, probabilities, sample
+from specdoctor.engine.sequence import Sequence, stacked_uniforms
 from specdoctor.engine.trees import DynamicTree, StaticTree, Tree, node_depths
 
 LEAST_MASS = 1e-7  # of a distribution from which a further sibling is drawn; below it float32 has nothing left
@@ -36,6 +37,7 @@ class Expansion(Protocol):
 class TreeDrafting:
     """The tree half of the drafter protocol, for drafters with an `expansion`."""
 
+    spec: Any
     verify_on: torch.device
     d2t: Tensor | None = None  # draft ids to target ids
 
@@ -49,7 +51,7 @@ class TreeDrafting:
 
     def in_target_vocabulary(self, q: Tensor) -> Tensor:
         """Draft probabilities [..., dV] over the target's ids [..., V]; ids without a draft row have none."""
-        return q
+        return over_target_vocabulary(q, self.d2t, self.spec.vocab_size)
 
     def propose_tree(self, sequences: Seq[Sequence], tree: Tree, budget: int) -> list[Draft]:
         """A tree of at most `budget` levels below each anchor. All sequences share their sampling settings."""
@@ -73,8 +75,7 @@ def _static(
     if tree.sampled and sampling.drafting_temperature > 0:
 
         def pick(logits: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
-            uniforms = torch.stack([s.uniforms(logits.shape[1] * width) for s in sequences])
-            uniforms = uniforms.to(logits.device, widest_float(logits.device), non_blocking=True)
+            uniforms = stacked_uniforms(sequences, logits.shape[1] * width, logits.device)
             q = probabilities(logits, sampling.drafting_temperature, sampling.top_k, sampling.top_p)
             return sample_without_replacement(q, uniforms.view(*logits.shape[:2], width))
 

@@ -6,6 +6,7 @@ A chain is the tree whose parents are -1, 0, 1, ...: nothing above the kernels t
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -49,9 +50,26 @@ class Draft:
         )
 
 
+@lru_cache(maxsize=256)
 def chain_parents(n: int) -> tuple[int, ...]:
     """Parents of a chain of n tokens."""
     return tuple(range(-1, n - 1))
+
+
+def chain_drafts(tokens: Tensor, probs: Tensor | None = None, confidence: Tensor | None = None) -> list[Draft]:
+    """A chain a request from tokens [R, K], distributions [R, K, V] and confidences [R, K]; `unbind` makes the views
+    of a whole batch at once."""
+    R, K = tokens.shape
+    parents, nothing = chain_parents(K), [None] * R
+    return [
+        Draft(own, parents, q, sure)
+        for own, q, sure in zip(
+            tokens.unbind(),
+            nothing if probs is None else probs.unbind(),
+            nothing if confidence is None else confidence.unbind(),
+            strict=True,
+        )
+    ]
 
 
 class Drafter(Protocol):

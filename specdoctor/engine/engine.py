@@ -5,7 +5,6 @@ the target's own distribution, unless the caller asks for a lossy acceptance by 
 `Sequence` does.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import cast
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from specdoctor.engine.clock import PhaseClock
 from specdoctor.engine.draft import Draft, Drafter, DraftLength, Schedule, TreeDrafter
-from specdoctor.engine.rows import PackedRows
+from specdoctor.engine.rows import PackedRows, pack_pieces
 from specdoctor.engine.sequence import Sequence
 from specdoctor.engine.target import PREFILL_ROWS, Target, TargetOutput
 from specdoctor.engine.trees import Tree, node_depths, rows_visible
@@ -97,8 +96,8 @@ class Engine:
             sequence.slot = self.target.open()
         if self.drafter is not None:
             self.drafter.begin(waiting)
-        for pieces in _prefill_batches(waiting):
-            self._prefill(pieces)
+        for pieces in pack_pieces([(0, s.prompt_length) for s in waiting], PREFILL_ROWS):
+            self._prefill([(waiting[i], start, end) for i, start, end in pieces])
         clock.mark("prefill")
         for sequence in waiting:
             sequence.prefill_seconds = clock.seconds()["prefill"] / len(waiting)
@@ -277,22 +276,6 @@ class Engine:
 
 
 Piece = tuple[Sequence, int, int]  # prompt ids [start, end) of a sequence
-
-
-def _prefill_batches(sequences: Seq[Sequence]) -> Iterator[list[Piece]]:
-    """Pieces of at most `PREFILL_ROWS` rows in all, never two of one prompt: the later needs the earlier's columns."""
-    batch: list[Piece] = []
-    rows = 0
-    for sequence in sequences:
-        for start in range(0, sequence.prompt_length, PREFILL_ROWS):
-            end = min(start + PREFILL_ROWS, sequence.prompt_length)
-            if batch and (rows + end - start > PREFILL_ROWS or batch[-1][0] is sequence):
-                yield batch
-                batch, rows = [], 0
-            batch.append((sequence, start, end))
-            rows += end - start
-    if batch:
-        yield batch
 
 
 def _on_host(values: Seq[Tensor | None]) -> list[list[float] | None]:

@@ -6,6 +6,7 @@ the earlier ones ("causal": a chain or a prefill chunk), all of them ("all": a b
 explicit [n, n] matrix says (a draft tree's ancestor closure).
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from functools import cached_property
 
@@ -148,3 +149,22 @@ class PackedRows:
             base = self.bases[r]
             out[r, base : base + len(depths)] = torch.tensor(depths, device=self.device) + base
         return out
+
+
+def pack_pieces(spans: Seq[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Batches of pieces (i, start, end) that cover the spans [first, last) of sequences i, at most `most` rows in each.
+
+    Never two pieces of one sequence in a batch: the later needs the earlier's columns.
+    """
+    batch: list[tuple[int, int, int]] = []
+    rows = 0
+    for i, (first, last) in enumerate(spans):
+        for start in range(first, last, most):
+            end = min(start + most, last)
+            if batch and (rows + end - start > most or batch[-1][0] == i):
+                yield batch
+                batch, rows = [], 0
+            batch.append((i, start, end))
+            rows += end - start
+    if batch:
+        yield batch

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdoctor.engine.clock import PhaseClock
-from specdoctor.engine.sampling import Sampling
+from specdoctor.engine.sampling import Sampling, widest_float
 from specdoctor.metrics.record import RoundRecord
 
 NO_UNIFORMS = torch.empty(0, dtype=torch.float64)
@@ -89,3 +89,9 @@ class Sequence:
         if self.stop_reason is None and len(self.completion_ids) >= self.max_new_tokens:
             self.stop_reason = "length"
         return kept
+
+
+def stacked_uniforms(sequences: Seq[Sequence], n: int, device: torch.device) -> Tensor:
+    """The next n numbers of each request's own stream [R, n], on `device` in its widest float dtype."""
+    drawn = torch.stack([sequence.uniforms(n) for sequence in sequences])
+    return drawn.to(device, widest_float(device), non_blocking=True)

@@ -23,9 +23,9 @@ from specdoctor.engine.device import resolve_device, resolve_dtype
 from specdoctor.engine.kv import KVCache
 from specdoctor.engine.rows import PackedRows
 from specdoctor.errors import SpecdoctorError
+from specdoctor.formats.spec import FINAL_NORMED
 from specdoctor.kernels.attention import choose_attention
 
-FINAL_NORMED = -1  # tap index of HS[L] after the final norm
 ATTENTION_NAME = "specdoctor"
 PREFILL_ROWS = 512  # rows of one prefill forward: bounds the score matrix
 
@@ -44,10 +44,10 @@ def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: query [1, h, N, D], key and value [1, hkv, N, D] -> [1, N, h, D]."""
-    run: _Run = kwargs["specdoctor_run"]
+    run: AttentionRun = kwargs["specdoctor_run"]
     layer: int = module.layer_idx  # type: ignore[assignment]
     run.layers_seen.add(layer)
-    if mask is not None and mask.data_ptr() != run.no_mask.data_ptr():
+    if mask is not None and (run.no_mask is None or mask.data_ptr() != run.no_mask.data_ptr()):
         raise SpecdoctorError(
             f"{type(module).__name__} (layer {layer}) makes an attention mask of its own, which the engine cannot "
             "follow; use a target with plain or sliding-window causal attention"
@@ -71,14 +71,14 @@ AttentionMaskInterface.register(ATTENTION_NAME, lambda *args, **kwargs: None)
 
 
 @dataclass(slots=True)
-class _Run:
+class AttentionRun:
     """What the attention function needs to know of one forward."""
 
     rows: PackedRows
     cache: KVCache
     windows: list[int | None]
     attention: Any
-    no_mask: Tensor
+    no_mask: Tensor | None = None  # what the model was handed in the place of a mask
     layers_seen: set[int] = field(default_factory=set)  # layers whose attention came through here
 
 
@@ -198,7 +198,7 @@ class Target:
         The new KV columns are written but not committed: see `KVCache.keep`.
         """
         self._hook(taps)
-        run = _Run(rows, self.cache, self.windows, self.attention.compute, self._no_mask)
+        run = AttentionRun(rows, self.cache, self.windows, self.attention.compute, self._no_mask)
         try:
             output = self.model(
                 input_ids=input_ids.unsqueeze(0),
@@ -229,7 +229,7 @@ class Target:
 
         Their new KV columns are written but not committed, as by `forward`.
         """
-        run = _Run(rows, self.cache, self.windows, self.attention.compute, self._no_mask)
+        run = AttentionRun(rows, self.cache, self.windows, self.attention.compute, self._no_mask)
         handle = self.layers[layers - 1].register_forward_hook(_leave)
         try:
             self.decoder(
@@ -245,7 +245,7 @@ class Target:
             handle.remove()
         raise AssertionError("the decoder did not reach its own layer")
 
-    def _check_attention(self, run: "_Run") -> None:
+    def _check_attention(self, run: "AttentionRun") -> None:
         """A layer with attention code of its own would mix the packed sequences, and only the text would show it."""
         if len(run.layers_seen) < self.num_layers:
             layer = min(set(range(self.num_layers)) - run.layers_seen)

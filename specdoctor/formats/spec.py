@@ -7,6 +7,8 @@ them; drafters, exporters and `inspect` read nothing else.
 from dataclasses import dataclass, field
 from typing import Any
 
+FINAL_NORMED = -1  # the tap after the target's final norm; a tap L is the raw state before it
+
 
 @dataclass(frozen=True)
 class AttentionShape:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-from specdoctor.drafters.mtp_blocks import BlockRun
-from specdoctor.engine.target import FINAL_NORMED, Target
+from specdoctor.engine.target import FINAL_NORMED, AttentionRun, Target
 from specdoctor.errors import SpecdoctorError
 from specdoctor.training.anchors import sample_blocks
 from specdoctor.training.batch import TrainingBatch
@@ -90,7 +89,7 @@ class CausalLMObjective:
     def scored(self, batch: TrainingBatch) -> Tensor:
         """States [N, H] that the student's head reads, of every row."""
         rows = TrainingRows(batch.starts, batch.ids.device)
-        run = BlockRun(cast(Any, rows), cast(Any, TrainingColumns()), self.student.windows, attend, self._no_mask)
+        run = AttentionRun(cast(Any, rows), cast(Any, TrainingColumns()), self.student.windows, attend, self._no_mask)
         output = self.student.decoder(
             input_ids=batch.ids.unsqueeze(0),
             position_ids=rows.positions.unsqueeze(0),

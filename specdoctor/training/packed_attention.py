@@ -1,9 +1,9 @@
 """Attention over packed training rows, with gradients, in the place of a drafter's cache, rows and attention path.
 
 Contract: `TrainingColumns`, `TrainingRows` and `attend` stand where a drafter's layers expect a `KVCache`, `PackedRows`
-and an attention path (`StepContext`, `BlockRun`), so the networks that draft are the networks that are trained. Step 0
-writes the columns of all N packed rows, causal within each sequence. Each further step adds one row a chain: it sees
-the step-0 columns up to its chain's first row and the chain's own columns, as a drafter's own steps do. No row is
+and an attention path (`StepContext`, `AttentionRun`), so the networks that draft are the networks that are trained.
+Step 0 writes the columns of all N packed rows, causal within each sequence. Each further step adds one row a chain: it
+sees the step-0 columns up to its chain's first row and the chain's own columns, as a drafter's own steps do. No row is
 padding. Scores exist for `QUERY_CHUNK` rows of one sequence at a time and are computed again in the backward pass.
 """
 

@@ -3,10 +3,10 @@
 from specdoctor.formats.drafts.block_tensors import layer_tensor_shapes
 from specdoctor.formats.drafts.checkpoint import Reading, TensorSource, same_names
 from specdoctor.formats.drafts.eagle3_tensors import rotary_buffers
-from specdoctor.formats.drafts.eagle_parts import DRAFT_TOKENS, FINAL_NORMED, NEVER_OF_USE, read_draft_layers
+from specdoctor.formats.drafts.eagle_parts import DRAFT_TOKENS, NEVER_OF_USE, read_draft_layers
 from specdoctor.formats.drafts.fields import Fields
 from specdoctor.formats.json_config import JsonConfig
-from specdoctor.formats.spec import RecurrentSpec
+from specdoctor.formats.spec import FINAL_NORMED, RecurrentSpec
 
 
 def read_eagle(config: JsonConfig, tensors: TensorSource, target_layers: int | None) -> Reading:

@@ -9,7 +9,6 @@ from specdoctor.formats.drafts.config_parts import read_layers, read_rope, read_
 from specdoctor.formats.drafts.fields import Fields
 from specdoctor.formats.json_config import JsonConfig
 
-FINAL_NORMED = -1  # the tap after the target's final norm; the engine's target has the same number
 DRAFT_TOKENS = 5  # of formats that leave the length to the run
 LLAMA_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LLAMA_EPS = 1e-6

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.drafts.checkpoint import Reading, Remark, Stored, TensorSource
-from specdoctor.formats.drafts.eagle_parts import FINAL_NORMED
 from specdoctor.formats.drafts.fields import Fields
 from specdoctor.formats.json_config import JsonConfig
-from specdoctor.formats.spec import MedusaSpec
+from specdoctor.formats.spec import FINAL_NORMED, MedusaSpec
 
 PREFIX = r"^(?:medusa_heads?\.)?"
 ORIGINAL_BLOCK = re.compile(PREFIX + r"(\d+)\.(\d+)\.linear\.(weight|bias)$")
