@@ -25,7 +25,6 @@ from specdoctor.formats.sources import resolve_model
 from specdoctor.formats.text_encoder import encoder_from_tokenizer_json
 
 pytestmark = pytest.mark.integration
-SHARED = Path(__file__).parents[1].parent / "shared"
 
 
 def serious(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -103,10 +102,7 @@ def test_smollm2_folder_and_its_gguf_are_the_same(smollm2: Path) -> None:
 
 @pytest.mark.parametrize("name", ["dspark-smollm2-135m", "dflash-smollm2-135m"])
 def test_trained_drafters_are_clean(smollm2: Path, name: str) -> None:
-    drafter = SHARED / "checkpoints" / name
-    if not drafter.is_dir():
-        pytest.skip("the trained drafters are not beside this checkout")
-    document = examine_tokenizers(smollm2, drafter)
+    document = examine_tokenizers(smollm2, resolve_model(name))
     assert (document["verdict"], serious(document)) == ("identical", [])
 
 

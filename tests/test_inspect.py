@@ -24,7 +24,6 @@ from specdoctor.formats.tensors import TensorFolder
 from specdoctor.measure.inspect import OF_THE_FORMAT
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
-SHARED = Path(__file__).parents[1].parent / "shared" / "checkpoints"
 GOLDEN_FAMILIES = {
     "deepspec-dflash": ("deepspec", "dflash"),
     "deepspec-dspark-gated": ("deepspec", "dspark"),
@@ -359,10 +358,3 @@ def test_offline_a_hub_id_comes_from_the_cache_or_not_at_all(tmp_path: Path, mon
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     code, text = inspected("owner/draft-that-nobody-has", "--offline")
     assert code == 4 and "not in the local Hugging Face cache, and downloads are off" in text
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared checkpoints here")
-@pytest.mark.parametrize(("name", "algorithm"), [("dspark-smollm2-135m", "dspark"), ("dflash-smollm2-135m", "dflash")])
-def test_trained_checkpoints_are_clean(name: str, algorithm: str) -> None:
-    document = examine_draft(str(SHARED / name))
-    assert document["algorithm"] == algorithm and document["findings"] == [] and document["runs_here"]

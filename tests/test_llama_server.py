@@ -40,7 +40,6 @@ from specdoctor.measure.accept_pass import AcceptancePass, PassOptions
 from specdoctor.measure.corpus import CorpusText
 from specdoctor.measure.prompts import load_bundled, load_tokenizer, render
 
-CHECKPOINTS = Path(__file__).parents[1].parent / "shared" / "checkpoints"
 GOLDEN = Path(__file__).parent / "data" / "golden"
 EXACT = ("-c", "512", "-fa", "off", "-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32")
 DRAFT_THREADS = ("-td", "1", "-tbd", "1")
@@ -165,7 +164,6 @@ class TestGoldenPairs:
         return folder
 
 
-@pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason="needs the drafters of real size beside the repository")
 class TestRealPair:
     """SmolLM2-135M and its drafters: six prompts, 48 tokens, as a user would start the server."""
 
@@ -205,7 +203,7 @@ class TestRealPair:
         name: str,
     ) -> None:
         exported = export_draft(
-            read_draft(CHECKPOINTS / name), "gguf", read_target_facts(folder), tmp_path / f"{name}.gguf"
+            read_draft(resolve_model(name)), "gguf", read_target_facts(folder), tmp_path / f"{name}.gguf"
         )
         options = ("--spec-type", "draft-dspark", "--spec-draft-n-max", str(self.DRAFTS), "-c", "1024", *DRAFT_THREADS)
         gguf = folder / "smollm2-135m.gguf"
@@ -227,7 +225,7 @@ class TestRealPair:
         slack = max(3, ROUNDS_THAT_MAY_DIFFER * metrics["drafts"])
         for position in range(self.DRAFTS):
             assert abs(found[position] - expected[position]) <= slack, (position, found, expected)
-        assert found.total() > 0.2 * metrics["drafts"]  # weak drafters, but they draft for this target
+        assert found.total() > 0.5 * metrics["drafts"]
 
     def check_equal_up_to_near_ties(
         self, server: LlamaServer, prompt: list[int], drafted: list[int], alone: list[int]

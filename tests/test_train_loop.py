@@ -22,6 +22,7 @@ from specdoctor.engine.target import Target
 from specdoctor.errors import SpecdoctorError
 from specdoctor.training.block_objective import make_block
 from specdoctor.training.loop import TrainLoop
+from specdoctor.training.optimisers import make_optimiser
 from specdoctor.training.processes import Processes
 from specdoctor.training.recipe import Optimiser
 from specdoctor.training.recipe_file import load_recipe
@@ -62,13 +63,14 @@ def test_it_learns(tmp_path: Path) -> None:
     assert len(losses) == 40 and sum(losses[-4:]) < 0.7 * sum(losses[:4])
 
 
-def test_resumed_is_bit_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_resumed_is_bit_equal(tmp_path: Path, optimiser: str) -> None:
     """Stopped after each of several steps, within an epoch and at its end, with accumulation and two phases."""
     target = made_target()
     phases = [{"from_share": 0.5, "l1": 1.0, "confidence": 1.0}]
     settings: dict[str, Any] = {
         "length": {"steps": 9},
-        "optimiser": {"accumulate": 2, "schedule": "cosine", "warmup": 0.2, "weight_decay": 0.1},
+        "optimiser": {"name": optimiser, "accumulate": 2, "schedule": "cosine", "warmup": 0.2, "weight_decay": 0.1},
         "losses": {"ce": 1.0},
         "phases": phases,
         "log_every": 2,
@@ -87,8 +89,31 @@ def test_resumed_is_bit_equal(tmp_path: Path) -> None:
     assert _same(tmp_path / "whole" / "drafter", tmp_path / "parts" / "drafter")
     assert _log(tmp_path / "whole") == _log(tmp_path / "parts")
     ours, theirs = (torch.load(tmp_path / n / "state.pt", weights_only=True) for n in ("whole", "parts"))
-    for key, value in ours["optimiser"]["state"].items():
-        assert all(torch.equal(value[name], theirs["optimiser"]["state"][key][name]) for name in value)
+    parts = [state["optimiser"].get("parts", [state["optimiser"]]) for state in (ours, theirs)]
+    for our_part, their_part in zip(*parts, strict=True):
+        assert our_part["state"]
+        for key, value in our_part["state"].items():
+            assert all(torch.equal(value[name], their_part["state"][key][name]) for name in value)
+
+
+def test_muon_steps_along_orthogonal_matrices() -> None:
+    """Of all singular directions alike, for the maps of the network; tables by token and vectors are AdamW's."""
+    module = torch.nn.ModuleDict({"map": torch.nn.Linear(32, 48), "table": torch.nn.Embedding(4096, 8)})
+    optimiser = make_optimiser(Optimiser(name="muon", lr=0.01), module)
+    before = {name: value.detach().clone() for name, value in module.named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+    for value in module.parameters():
+        value.grad = torch.randn(value.shape, generator=generator) * 1e-3
+    optimiser.step()
+    moved = {name: before[name] - value.detach() for name, value in module.named_parameters()}
+    stretch = torch.linalg.svdvals(moved["map.weight"])
+    assert stretch.max() < 2 * stretch.min()
+    plain = torch.linalg.svdvals(module["map"].weight.grad)
+    assert plain.max() > 5 * plain.min()  # negative control
+    for name in ("map.bias", "table.weight"):  # AdamW's first step: the sign, times lr
+        torch.testing.assert_close(moved[name], 0.01 * module.get_parameter(name).grad.sign(), atol=2e-3, rtol=0)
+    with pytest.raises(SpecdoctorError, match="one process, found 2"):
+        make_optimiser(Optimiser(name="muon"), module, world=2)
 
 
 def test_another_seed_is_another_run(tmp_path: Path) -> None:

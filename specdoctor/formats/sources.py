@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def _build_smollm2(folder: Path, bars: Any) -> dict[str, Any]:
 
 # Name -> what fills an empty folder, given progress bars, and returns the record of where the model came from.
 ALIASES: dict[str, Callable[[Path, Any], dict[str, Any]]] = {"smollm2-135m": _build_smollm2}
+
+
+def shipped_drafters() -> dict[str, Path]:
+    """Known name -> folder of the drafters that come with the package (their model cards: README.md in each)."""
+    root = Path(str(files("specdoctor.data"))) / "drafters"
+    return {path.parent.name: path.parent for path in sorted(root.glob("*/config.json"))}
+
+
+def is_known(name: str) -> bool:
+    """Whether `name` is one of our names for a model, no path and no hub id."""
+    return name in ALIASES or name in shipped_drafters()
 
 
 def cache_root() -> Path:
@@ -58,10 +70,14 @@ def resolve_model(name: str, *, progress: bool | None = None) -> Path:
         return folder
     if name in ALIASES:
         return _alias_folder(name, shown)
+    shipped = shipped_drafters()
+    if name in shipped:
+        check_model_folder(shipped[name])
+        return shipped[name]
     if HUB_ID.fullmatch(name):
         return _hub_folder(name, shown)
     raise SpecdoctorError(
-        f"{name!r}: no such folder and no known model; known names: {', '.join(ALIASES)}; "
+        f"{name!r}: no such folder and no known model; known names: {', '.join([*ALIASES, *shipped])}; "
         "else give a folder or a Hugging Face id (owner/name)"
     )
 

@@ -17,7 +17,7 @@ from specdoctor.formats.json_file import load_json
 from specdoctor.formats.merges_text import load_tokenizer_json
 from specdoctor.formats.model_facts import ModelFacts, facts_of_folder, facts_of_gguf
 from specdoctor.formats.sentencepiece_model import read_sentencepiece, sentencepiece_roles
-from specdoctor.formats.sources import ALIASES, HUB_ID, resolve_model
+from specdoctor.formats.sources import HUB_ID, is_known, resolve_model
 from specdoctor.formats.split_patterns import pattern_of_class
 from specdoctor.formats.tiktoken_ranks import looks_like_ranks, read_tekken, read_tiktoken
 from specdoctor.formats.tokenizer_json import added_token, read_vocab_and_merges, vocabulary_from_data
@@ -69,7 +69,7 @@ def read_side(path: Path, like: TokenizerSide | None = None) -> TokenizerSide:
         return _read_folder(path, like)
     if path.is_file():
         return _read_file(path)
-    if str(path) in ALIASES:
+    if is_known(str(path)):
         return _read_folder(resolve_model(str(path)))
     hint = f". For a model of the hub: specdoctor fetch {path}" if HUB_ID.fullmatch(str(path)) else ""
     raise SpecdoctorError(f"{path}: no such file or folder; expected {_ACCEPTED}{hint}")

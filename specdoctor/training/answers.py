@@ -23,6 +23,7 @@ from specdoctor.servers.concurrent import run_concurrently
 from specdoctor.servers.openai_client import CompletionRequest, OpenAIClient
 
 BATCH = 32  # requests decoded together
+REFILL = 0.25  # share of the batch that has to be free before more are started: a prefill costs as much as a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +84,22 @@ def engine_answers(
     batch: int = BATCH,
     on_tokens: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Job, Answer]]:
-    """Answers by plain decoding, as they are done; a finished request's place is taken by the next one.
+    """Answers by plain decoding, as they are done; the places of finished requests are taken by the next ones.
 
-    `on_tokens` hears how many tokens each step produced.
+    Short prompts come first: the rows of a batch are as wide as its longest text. `on_tokens` hears how many tokens
+    each step produced.
     """
     engine = Engine(target)
-    waiting, active = deque(jobs), list[tuple[Job, Request]]()
+    waiting = deque(sorted(jobs, key=lambda job: len(job.prompt.ids)))
+    active: list[tuple[Job, Request]] = []
     try:
         while waiting or active:
-            fresh = [waiting.popleft() for _ in range(min(len(waiting), batch - len(active)))]
+            room = batch - len(active)
+            few = active and room < batch * REFILL
+            fresh = [] if few else [waiting.popleft() for _ in range(min(len(waiting), room))]
             requests = [(job, _request(job, settings, target.stop_ids)) for job in fresh]
-            engine.prefill([request for _, request in requests])
+            if requests:
+                engine.prefill([request for _, request in requests])
             active += requests
             running = [request for _, request in active if not request.finished]
             engine.step(running)

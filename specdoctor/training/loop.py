@@ -24,8 +24,9 @@ from specdoctor.errors import ExitCode, SpecdoctorError
 from specdoctor.training.batch import TrainingBatch
 from specdoctor.training.features import FeatureSource
 from specdoctor.training.objective import Objective
+from specdoctor.training.optimisers import make_optimiser
 from specdoctor.training.processes import Processes
-from specdoctor.training.recipe import Optimiser, Recipe
+from specdoctor.training.recipe import Recipe
 from specdoctor.training.run_folder import RunFolder
 from specdoctor.training.schedule import rate_factor
 
@@ -93,8 +94,9 @@ class TrainLoop:
             )
         self.each = recipe.optimiser.accumulate // processes.world  # batches of a step, of this process
         torch.manual_seed(recipe.seed)
+        optimiser = make_optimiser(recipe.optimiser, objective.module, processes.world)
         self.optimiser: Any
-        self.wrapped, self.optimiser = processes.prepare(WithLoss(objective), _optimiser(recipe, objective.module))
+        self.wrapped, self.optimiser = processes.prepare(WithLoss(objective), optimiser)
         self.step = self.epoch = self.index = 0  # index: steps taken in this epoch
         self.seconds = 0.0
         self._tokens, self._noted = 0, _Means()
@@ -302,19 +304,6 @@ class _Means:
 
     def state(self) -> dict[str, list[float]]:
         return self._sums
-
-
-def _optimiser(recipe: Recipe, module: nn.Module) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices only."""
-    settings: Optimiser = recipe.optimiser
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    fused = parameters[0].device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
 
 
 def _batch_seed(seed: int, epoch: int, number: int) -> int:

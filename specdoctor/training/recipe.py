@@ -88,7 +88,7 @@ class Draft(BaseModel):
 
     model_config = _CONFIG
 
-    init: str = "target-layers"  # target-layers, scratch, or the folder of an existing drafter
+    init: str = "target-layers"  # target-layers, scratch, or the folder or known name of a drafter
     layers: Positive = 2
     taps: list[Whole] | None = None  # indices into HS[0..L], rising; None: spread over the target's depth
     block_size: Positive = 7  # rows of a block; of recurrent drafters, steps of training-time test; heads of Medusa
@@ -114,10 +114,11 @@ class Sampling(BaseModel):
 
 
 class Optimiser(BaseModel):
-    """AdamW and the learning rate's way. `warmup` and `decay` are shares of the run."""
+    """The optimiser (`training.optimisers`) and the learning rate's way. `warmup` and `decay` are shares of the run."""
 
     model_config = _CONFIG
 
+    name: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(default=6e-4, gt=0)
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup: float = Field(default=0.04, ge=0, le=1)

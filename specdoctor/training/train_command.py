@@ -6,7 +6,7 @@ from typing import Any
 
 from specdoctor.engine.target import Target
 from specdoctor.errors import ExitCode, SpecdoctorError
-from specdoctor.formats.sources import resolve_model
+from specdoctor.formats.sources import resolve_model, shipped_drafters
 from specdoctor.training.checkpoint_hash import checkpoint_hash
 from specdoctor.training.features import CachedFeatures, FeatureSource, OnlineFeatures
 from specdoctor.training.held_out import HeldOutPrompts
@@ -29,10 +29,11 @@ def train(
     Under `accelerate launch` or torchrun every process calls this; the first one writes. Raises `SpecdoctorError` for
     anything that does not fit, before anything is trained.
     """
-    start = None if recipe.draft.init in MADE else Path(recipe.draft.init)
+    init = recipe.draft.init
+    start = None if init in MADE else shipped_drafters().get(init, Path(init))
     if start is not None and not start.exists():
         raise SpecdoctorError(
-            f"draft.init is {recipe.draft.init}: no such drafter; expected {', '.join(MADE)}, or the folder of one"
+            f"draft.init is {init}: no such drafter; expected {', '.join(MADE)}, or the folder or known name of one"
         )
     processes = Processes()
     folder = RunFolder(recipe.output, recipe, resume) if processes.main else None

@@ -1,0 +1,85 @@
+"""The drafters that come with the package: small, whole, clean, with a card, a recipe and a log that tell the same."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors import safe_open
+
+from specdoctor.checks.draft_examination import examine_draft
+from specdoctor.formats.drafts.calibration_file import find_calibration
+from specdoctor.formats.drafts.read import read_draft
+from specdoctor.formats.sources import is_known, resolve_model, shipped_drafters
+from specdoctor.training.recipe_file import load_recipe
+
+ROOT = Path(__file__).parents[1]
+RECIPES = ROOT / "sample_configs" / "train"
+DRAFTERS = {  # and what each of them is
+    "dspark-smollm2-135m": "dspark",
+    "dflash-smollm2-135m": "dflash",
+    "eagle3-smollm2-135m": "eagle3",
+    "early-exit-smollm2-135m": "early-exit",
+}
+ROWS, LAYERS, MEGABYTES = 49152, 30, 80
+
+
+def recipe_of(name: str) -> Path:
+    return RECIPES / f"{name.removesuffix('-135m')}.yaml"
+
+
+def test_these_ship_and_are_known_by_name() -> None:
+    assert set(shipped_drafters()) == set(DRAFTERS)
+    assert all(resolve_model(name) == folder and is_known(name) for name, folder in shipped_drafters().items())
+    assert not is_known("dspark-smollm2-135")
+
+
+def test_together_they_are_small() -> None:
+    root = ROOT / "specdoctor" / "data" / "drafters"
+    assert sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) <= MEGABYTES * 1_000_000
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_stored_in_bfloat16_without_embedding_and_head(name: str) -> None:
+    for path in shipped_drafters()[name].glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        assert {part.get_dtype() for part in parts.values()} == {"BF16"}
+        by_token = {key for key, part in parts.items() if ROWS in part.get_shape()}
+        assert by_token <= {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"}
+
+
+@pytest.mark.parametrize(("name", "algorithm"), DRAFTERS.items())
+def test_clean(name: str, algorithm: str) -> None:
+    document = examine_draft(name)
+    assert document["algorithm"] == algorithm and document["runs_here"]
+    assert [finding for finding in document["findings"] if finding["severity"] != "info"] == []
+
+
+def test_the_calibration_is_that_of_the_weights() -> None:
+    found = find_calibration(read_draft(resolve_model("dspark-smollm2-135m"), LAYERS))
+    assert found is not None and found.stored is not None and found.problem == ""
+    assert found.stored.document["held_out"]["mean_ece"]["after"]["value"] <= 0.02
+
+
+@pytest.mark.parametrize(("name", "algorithm"), DRAFTERS.items())
+def test_recipe_log_and_card_tell_the_same(name: str, algorithm: str) -> None:
+    recipe = load_recipe(recipe_of(name))
+    assert (recipe.algorithm, recipe.target) == (algorithm, "smollm2-135m")
+    log = [json.loads(line) for line in (RECIPES / "logs" / f"{recipe_of(name).stem}.jsonl").read_text().splitlines()]
+    steps = [line for line in log if "loss" in line]
+    assert steps[-1]["step"] == recipe.length.steps
+    card = (shipped_drafters()[name] / "README.md").read_text("utf-8")
+    for part in (
+        f"`{recipe_of(name).relative_to(ROOT)}`, seed {recipe.seed}",
+        f"{recipe.length.steps} steps",
+        "Licence",
+    ):
+        assert part in card
+    assert re.search(r"\| all \| \d\.\d\d \[", card)
+
+
+def test_recipes_of_the_shipped_ones_read_the_same_data() -> None:
+    data = [yaml.safe_load(recipe_of(name).read_text())["data"] for name in DRAFTERS]
+    assert all(one["cache"] == data[0]["cache"] for one in data)
