@@ -294,13 +294,15 @@ def test_nothing_is_written_when_held_out_prompts_speak_against_it(
     from specdoctor.training import calibrate
 
     def harmful(rounds: ConfidenceRounds, grid: Grid) -> Fit:
-        return Fit([0.2, 0.2, 0.2, 0.2, 0.2], [0.0] * 5)
+        return Fit([0.2, 0.2, 0.2, 0.2, 1.0], [0.0] * 4 + [None])
 
     monkeypatch.setattr(calibrate, "fit_sequentially", harmful)
     options = ("--target", GOLDEN / "target", "--template", "bytes", "--max-new-tokens", 40, "--corpus", tmp_path / "c")
     code = int(ExitCode.INCONCLUSIVE)
     output = run(DSPARK, *options, "--prompts", text_prompts(tmp_path, 8), "--output", tmp_path / "x.json", code=code)
     assert "not written" in output and not (tmp_path / "x.json").exists()
+    assert "0.200 (end)" in output and "end: at the grid's end: the head is wrong" in output
+    assert "1 (too few)" in output and "too few: of the rounds fitted on, fewer than 20 had" in output
 
 
 def test_the_split_is_by_prompt_within_categories_and_repeatable() -> None:

@@ -150,6 +150,7 @@ def test_data_that_the_target_cannot_run_is_refused(folder: Path, tmp_path: Path
     for row, said in (
         ({"ids": [1, -2], "answer": []}, "key ids is not a list of token ids"),
         ({"ids": [1, 2], "answer": [[1, 3]]}, r"key answer is \[\[1, 3\]\], expected spans"),
+        ({"prompt": "Hello"}, r"key ids .*, but prompt is: these look like prompts; run `specdoctor data regenerate`"),
         ([1], "not a JSON object"),
     ):
         path.write_text(json.dumps(row) + "\n")

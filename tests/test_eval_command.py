@@ -209,8 +209,10 @@ def test_data_sets_of_several_files_and_of_the_bundled_prompts(tmp_path: Path) -
 
 
 def test_bad_input_is_one_line(home: Path) -> None:
-    with pytest.raises(SpecdoctorError, match="eval --rollouts"):
+    with pytest.raises(SpecdoctorError, match=r"^eval: .* give --rollouts for others"):
         evaluated(home, [EAGLE3])
+    with pytest.raises(SpecdoctorError, match=rf"^{DSPARK}: the arm name .* is taken; name it with NAME=/"):
+        evaluated(home, [DSPARK, DSPARK])
     with pytest.raises(SpecdoctorError, match=r"--thresholds 0\.3;0\.5: expected probabilities"):
         evaluated(home, [DSPARK], "--thresholds", "0.3;0.5")
     with pytest.raises(SpecdoctorError, match="--repeats 2: is for texts"):

@@ -342,6 +342,15 @@ def test_what_reads_back_otherwise_is_not_kept(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_what_stays_behind_is_said(deep_target: TargetFacts, tmp_path: Path) -> None:
+    checkpoint = made("deepspec dspark", tmp_path / "in")
+    (tmp_path / "in" / "calibration.json").write_text("{}")
+    notes = exported(checkpoint, "speculators", replace(deep_target, name="target"), tmp_path).notes
+    assert "calibration.json is not exported: run `specdoctor calibrate` on what was written" in notes
+    assert any("write a hub id or an absolute path there" in note for note in notes)
+    assert not any("calibration" in path.name for path in (tmp_path / "out").glob("*"))
+
+
 def test_outputs_that_cannot_be_are_refused(deep_target: TargetFacts, tmp_path: Path) -> None:
     checkpoint = made("deepspec dspark", tmp_path / "in")
     for output, format, said in (

@@ -125,6 +125,11 @@ REFUSED = [
     (replace(EAGLE_QK, taps=()), "deepspec", "its taps depend on the target's depth: give the target"),
     (replace(EAGLE, algorithm="mtp"), "gguf", "has no place for a drafter of the kind mtp"),
     (
+        replace(EAGLE, algorithm="mtp", family="speculators"),
+        "speculators",
+        "it is a speculators folder (vLLM) already, there is nothing to write",
+    ),
+    (
         CausalLMSpec(family="x", algorithm="causal-lm", hidden_size=8, vocab_size=9, model_type="llama"),
         "gguf",
         "causal",

@@ -116,6 +116,7 @@ def test_the_quick_error_is_that_of_the_metrics(seed: int, count: int) -> None:
 
 def test_the_grid_holds_one_and_is_geometric() -> None:
     values = Grid().values()
+    assert [Grid().ends_at(float(values[i])) for i in (0, 1, 80, -2, -1)] == [True, False, False, False, True]
     assert 1.0 in values and (values[0], values[-1]) == (pytest.approx(0.2), pytest.approx(5))
     np.testing.assert_allclose(np.diff(np.log(values)), np.log(25) / 160)
     assert 1.0 in Grid(0.5, 3, 7).values()

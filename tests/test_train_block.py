@@ -308,7 +308,8 @@ def test_warm_start_takes_over_an_existing_drafter(tmp_path: Path) -> None:
     "changes,line",
     [
         ({"draft": {"markov": None}}, "draft.markov is None"),
-        ({"draft": {"taps": [1, 9]}}, r"draft.taps is \[1, 9\], expected rising numbers of 0 .* to 4"),
+        ({"draft": {"taps": [1, 9]}}, r"draft.taps is \[1, 9\], expected rising numbers of 0 .* to 3"),
+        ({"draft": {"taps": [1, 4]}}, r"to 3: DeepSpec's format cannot hold a tap of the last layer \(4\)"),
         ({"draft": {"mask_id": 99}}, "draft.mask_id is 99, expected 0 to 39"),
         ({"draft": {"exit_layer": 2}}, "draft.exit_layer has no meaning for algorithm dspark"),
         ({"draft": {"confidence": None}}, "losses.confidence is above 0"),

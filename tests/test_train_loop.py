@@ -156,14 +156,17 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     _train(tmp_path / "run", target)
     with pytest.raises(SpecdoctorError, match="holds a run already; go on with --resume"):
         _loop(tmp_path / "run", target)
-    with pytest.raises(SpecdoctorError, match=r"was trained with seed 0, but the recipe has 3"):
+    with pytest.raises(SpecdoctorError, match=r"state.pt: seed was 0, the recipe has 3; resume"):
         _train(tmp_path / "run", target, resume=True, seed=3)
+    with pytest.raises(SpecdoctorError, match=r"state.pt: draft.markov_rank was 8, the recipe has 4; resume"):
+        _train(tmp_path / "run", target, resume=True, draft={"markov_rank": 4})
     more = _train(tmp_path / "run", target, resume=True, length={"steps": 8})
     assert more.step == 8
     _, opened = _loop(tmp_path / "busy", target)
     with pytest.raises(SpecdoctorError, match="another run is at work there"):
         _loop(tmp_path / "busy", target)
     opened.close()
+    assert not (tmp_path / "busy").exists()  # nothing was trained
 
 
 def test_epochs_end_a_run(tmp_path: Path) -> None:
@@ -242,6 +245,31 @@ def test_command_trains_and_measures(workplace: Path, tmp_path: Path) -> None:
     assert _log(tmp_path / "run")[-1]["tau_held_out"] == said["held_out"]["tau_held_out"]
     assert {"recipe.yaml", "state.pt", "log.jsonl", "drafter"} <= {path.name for path in (tmp_path / "run").iterdir()}
     assert load_recipe(tmp_path / "run" / "recipe.yaml").length.steps == 12
+    assert f"losses go to {tmp_path / 'run' / 'log.jsonl'}" in result.stderr
+    assert (said["notes"], said["draft_tokens"], said["confidence"]) == ([], None, True)
+
+
+def test_what_to_do_next(workplace: Path, tmp_path: Path) -> None:
+    """The recipe's target and, where the saved format does not keep it, the length that was trained for."""
+    recipe = yaml.safe_load((workplace / "recipe.yaml").read_text())
+    recipe |= {"algorithm": "eagle3", "draft": {"block_size": 3}, "losses": {"ce": 1.0}, "length": {"steps": 1}}
+    (tmp_path / "eagle3.yaml").write_text(yaml.safe_dump(recipe))
+    for path, name in ((workplace / "recipe.yaml", "dspark"), (tmp_path / "eagle3.yaml", "eagle3")):
+        said = CliRunner().invoke(app, [str(path), "--output", str(tmp_path / name)]).stdout.splitlines()
+        assert any(line.startswith("tau on held-out prompts, greedy: all ") for line in said), said
+        drafter, target = tmp_path / name / "drafter", f"--target {workplace / 'target'}"
+        if name == "dspark":
+            calibrate = f"next: specdoctor calibrate {drafter} {target}"
+            assert said[-2:] == [calibrate, f"then: specdoctor bench --draft {drafter} {target}"]
+        else:
+            assert said[-1] == f"next: specdoctor bench --draft {drafter} {target} -K 3"
+            assert said[-2].startswith("note: the format does not keep draft.block_size")
+
+
+def test_a_refused_run_leaves_no_folder(workplace: Path, tmp_path: Path) -> None:
+    arguments = [str(workplace / "recipe.yaml"), "--output", str(tmp_path / "run"), "--data", str(tmp_path / "none")]
+    assert isinstance(CliRunner().invoke(app, arguments).exception, SpecdoctorError)
+    assert not list(tmp_path.iterdir())
 
 
 def _start(workplace: Path, output: Path) -> subprocess.Popen[bytes]:

@@ -45,6 +45,10 @@ GOALS = {
     "builds a trie and looks up a prefix;suggests the closest word to a misspelled one",
 }
 CODE_FORMS = [
+    "Complete this task in {language}: given a {value}, the function `{name}` {goal}. Only code, please.",
+    "Write a {language} function with type annotations and comments. It takes a {value} and {goal}.",
+    "A beginner asks how to write a {language} function that takes a {value} and {goal}. Answer with code and a short "
+    "explanation of each line.",
     "Write a {language} function that takes a {value} and {goal}.",
     "Write a {language} function that, given a {value}, {goal}. Add a docstring or comment and an example call.",
     "How do I write {language} code that {goal}? The input is a {value}. Explain the idea in two sentences first.",
@@ -72,6 +76,12 @@ TOPICS += ["a camping trip", "a small flat", "working from home", "a vegetable s
 TOPICS += ["the night sky", "bees", "old bicycles", "coffee", "chess", "birds in winter", "photography", "the ocean"]
 TOPICS += ["public libraries", "a noisy neighbour", "a lost dog", "train journeys", "rain", "a power cut", "friendship"]
 TOPICS += ["honesty", "patience", "getting up early", "a school play", "a farmers' market", "recycling", "mountains"]
+TOPICS += ["a garden in autumn", "learning the guitar", "a night at the airport", "the first snow", "a birthday party"]
+TOPICS += ["a long letter", "cooking for six people", "the smell of books", "a bus that is always late", "gratitude"]
+TOPICS += ["a new neighbour", "the moon", "painting a room", "an old clock", "a football match", "a lost key", "jazz"]
+TOPICS += ["a walk in the forest", "giving a speech", "a cat and a dog", "the desert", "a school garden", "time zones"]
+TOPICS += ["a difficult colleague", "homework", "a summer job", "the invention of paper", "a village without internet"]
+TOPICS += ["good manners", "a broken promise", "museums", "a bridge", "wind power", "a picnic", "handwriting", "dreams"]
 TOPICS += ["the history of bread", "electric cars", "a broken phone", "meditation", "board games", "swimming", "tea"]
 CHAT_FORMS = [
     "Give me five tips about {topic}.",
@@ -90,6 +100,14 @@ CHAT_FORMS = [
     "Suggest a title and an outline for a talk about {topic}.",
     "My sister and I argue about {topic}. How could we talk about it calmly?",
     "Tell me something surprising about {topic}.",
+    "Write a diary entry about {topic}.",
+    "How would you explain {topic} to someone who has never heard of it?",
+    "Write a short review of a book about {topic}.",
+    "What would life be like without {topic}?",
+    "List the steps that somebody new to {topic} should take, with one sentence for each.",
+    "Write a speech of one minute about {topic}.",
+    "Write a letter to the editor about {topic}.",
+    "Compare {topic} with something that looks quite different at first.",
 ]
 PEOPLE = ["Maria", "Tom", "Aisha", "Jonas", "Lena", "Ravi", "Chloe", "Diego", "Hana", "Peter", "Sofia", "Omar"]
 THINGS = ["apples", "pencils", "tickets", "eggs", "stickers", "chairs", "bottles", "books", "marbles", "candles"]

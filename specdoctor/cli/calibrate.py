@@ -62,6 +62,7 @@ def calibrate(
     workload = BenchRequest(
         target=target,
         drafts=[draft],
+        drafts_option="",
         prompts=prompts,
         categories=[word.strip() for word in categories.split(",") if word.strip()],
         max_prompts=max_prompts,

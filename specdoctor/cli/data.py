@@ -158,6 +158,8 @@ def cache(
             raise SpecdoctorError("data cache: DATA and --target are needed (only --verify works without)")
         layers = TargetConfig.read(resolve_model(target)).num_layers
         chosen = chosen_taps(taps, draft, layers)
+        if not chosen:
+            raise SpecdoctorError("data cache: no taps; give --taps 1,9,17 (-1: the last state) or --draft DRAFTER")
         request = CacheRequest(
             data, target, out, chosen, max_length, shard_mb << 20, device, dtype, attention, worker, workers
         )

@@ -89,6 +89,7 @@ def evaluate(
     workload = BenchRequest(
         target=target,
         drafts=drafts,
+        drafts_option="",
         raw_prompts=data.prompts,
         template=template,
         draft_tokens=draft_tokens,
@@ -106,7 +107,7 @@ def evaluate(
         draft_dtype=draft_dtype,
         attention=attention,
     )
-    request = AcceptRequest(workload, corpus=corpus, repeats=repeats, costs=costs)
+    request = AcceptRequest(workload, corpus=corpus, repeats=repeats, costs=costs, command="eval")
     with bench_progress() as on_progress:
         evaluation = (evaluate_rollouts if rollouts else evaluate_texts)(request, tried, on_progress)
     result = evaluation_result(evaluation, data)

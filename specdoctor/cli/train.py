@@ -27,6 +27,7 @@ def train(
     from specdoctor.reports.output import refuse_unwritable, stdout_console, write_json
     from specdoctor.reports.train_console import print_train, train_progress
     from specdoctor.training.recipe_file import load_recipe
+    from specdoctor.training.run_folder import LOG
     from specdoctor.training.train_command import train as run
 
     refuse_unwritable(json_path)
@@ -38,7 +39,7 @@ def train(
         wanted = wanted.model_copy(update={"data": own})
     if output is not None:
         wanted = wanted.model_copy(update={"output": output})
-    with train_progress(wanted.length.steps) as on_step:
+    with train_progress(wanted.length.steps, wanted.output / LOG) as on_step:
         result = run(wanted, resume, on_step)
     if json_path:
         write_json(result, json_path)

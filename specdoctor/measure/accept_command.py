@@ -41,6 +41,7 @@ class AcceptRequest:
     repeats: int = 1
     costs: Path | None = None
     calibration: Path | None = None
+    command: str = "accept"  # which one asks, for what it refuses
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ def measure_request(
         seed=request.workload.seed,
     )
     settings.check()
-    _refuse_other_drafters(request.workload)
+    _refuse_other_drafters(request)
     load = load_workload(request.workload)
     settings.sampling = load.settings.sampling(0)
     settings.max_new_tokens = load.settings.max_new_tokens
@@ -106,16 +107,18 @@ def measure_request(
     return MeasuredAcceptance(run, load, costs)
 
 
-def _refuse_other_drafters(request: BenchRequest) -> None:
+def _refuse_other_drafters(request: AcceptRequest) -> None:
     """Name a drafter that accept cannot judge before a target is loaded for it."""
-    for name, source in draft_sources(request).items():
-        if request.arms and name not in request.arms:
+    others = "measure others with `specdoctor bench` or `specdoctor eval --rollouts`"
+    if request.command == "eval":
+        others = "give --rollouts for others"
+    for name, source in draft_sources(request.workload).items():
+        if request.workload.arms and name not in request.workload.arms:
             continue
         found = f"a prompt look-up ({source})" if isinstance(source, str) else _other_kind(source)
         if found:
             raise SpecdoctorError(
-                f"accept: {name} is {found}, expected a DSpark or DFlash drafter; measure others with `specdoctor "
-                "bench` or `specdoctor eval --rollouts`"
+                f"{request.command}: {name} is {found}, expected a DSpark or DFlash drafter; {others}"
             )
 
 
@@ -178,7 +181,7 @@ def round_costs(path: Path | None, target: str, load: Workload, arms: Iterable[s
         if name not in measured.drafts:
             raise SpecdoctorError(
                 f"{path}: key drafts has {', '.join(measured.drafts) or 'no drafter'}, expected {name}; "
-                "profile it too, or name the arm alike with --draft NAME=FOLDER"
+                "profile it too, or name the drafter alike with NAME=FOLDER"
             )
         costs[name] = RoundCost(tuple(rows), seconds, measured.draft_seconds(name, context))
     return costs

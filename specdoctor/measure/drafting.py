@@ -24,6 +24,7 @@ from specdoctor.scheduling.confidence import confidence_threshold
 from specdoctor.scheduling.dynamic_k import DEFAULT_THRESHOLD, adaptive, check_dynamic_k
 
 NGRAM = "ngram"
+OF_A_RUN = "drafter"  # the folder that every run of `specdoctor train` leaves
 
 DraftSource = Path | str  # a checkpoint folder, or `ngram`, `ngram:5`
 
@@ -91,8 +92,12 @@ def find_draft(text: str) -> DraftSource:
 
 
 def draft_name(source: DraftSource) -> str:
-    """What an arm with this drafter is called unless it is given a name."""
-    return source.replace(":", "-") if isinstance(source, str) else source.resolve().name.removesuffix(".gguf")
+    """What an arm with this drafter is called unless it is given a name; `RUN/drafter` of `train` after its run."""
+    if isinstance(source, str):
+        return source.replace(":", "-")
+    place = source.resolve()
+    own = place.parent.name if place.name == OF_A_RUN else ""
+    return own or place.name.removesuffix(".gguf")
 
 
 def open_drafter(source: DraftSource, target: Target, options: Drafting, name: str = "") -> Drafter:

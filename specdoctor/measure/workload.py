@@ -48,6 +48,7 @@ class BenchRequest:
 
     target: str
     drafts: list[str] = field(default_factory=list)
+    drafts_option: str = "--draft "  # before each on the command line; empty where they are arguments
     arms: list[str] = field(default_factory=list)
     hf_baseline: bool = False
     prompts: Path | None = None
@@ -164,17 +165,18 @@ def _raw_prompts(request: BenchRequest, scenario: Scenario | None) -> list[RawPr
 
 
 def draft_sources(request: BenchRequest) -> dict[str, DraftSource]:
-    """Arm name to drafter; names default to the folder's own."""
+    """Arm name to drafter; names default to `draft_name`."""
     sources: dict[str, DraftSource] = {}
+    option = request.drafts_option
     for text in request.drafts:
         name, given, path = text.partition("=")
         named = bool(given) and os.sep not in name
         source = find_draft(path if named else text)
         name = name if named else draft_name(source)
         if not name:
-            raise SpecdoctorError(f"--draft {text}: no name before the =; write NAME=FOLDER, or the folder alone")
+            raise SpecdoctorError(f"{option}{text}: no name before the =; write NAME=FOLDER, or the folder alone")
         if name in (BASELINE, "hf") or name in sources:
-            raise SpecdoctorError(f"--draft {text}: the arm name {name} is taken; name it with --draft NAME={source}")
+            raise SpecdoctorError(f"{option}{text}: the arm name {name} is taken; name it with {option}NAME={source}")
         sources[name] = source
     return sources
 

@@ -38,6 +38,10 @@ class Grid:
         values[np.abs(np.log(values)) < 1e-9] = 1.0
         return np.union1d(values, [1.0])
 
+    def ends_at(self, temperature: float) -> bool:
+        """Whether it is the lowest or the highest to try: a better one may lie beyond."""
+        return any(abs(temperature / end - 1) < 1e-9 for end in (self.low, self.high))
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:

@@ -6,11 +6,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from specdoctor.metrics.temperature_scaling import FEWEST
 from specdoctor.reports.bench_console import estimate
 from specdoctor.reports.output import result_table
 
 Json = Mapping[str, Any]
 PERCENT = "{:.1%}"
+AT_END = "at the grid's end: the head is wrong, not only too sure or unsure; train it longer"
 
 
 def print_calibration(result: Json, console: Console) -> None:
@@ -44,7 +46,7 @@ def _positions(rows: list[Json], console: Console) -> None:
         before, after = row["before"], row["after"]
         table.add_row(
             str(row["position"]),
-            f"{row['temperature']:.3f}" if row["fitted"] else "1 (too few)",
+            _temperature(row),
             str(before["ece"]["n"]),
             _number(before["mean_prediction"]),
             _number(after["mean_prediction"]),
@@ -57,7 +59,18 @@ def _positions(rows: list[Json], console: Console) -> None:
     console.print(table)
     note = "ECE of the product c1 ... ck in 20 bins; brackets: 95 %, bootstrap clustered by prompt."
     console.print(Text(note, "dim"))
+    if not all(row["fitted"] for row in rows):
+        few = f"too few: of the rounds fitted on, fewer than {FEWEST} had their drafts accepted up to this position "
+        console.print(Text(few + f"or fewer than {FEWEST} had not; the temperature stays 1.", "dim"), soft_wrap=True)
+    if any(row["at_grid_end"] for row in rows):
+        console.print(Text(f"end: {AT_END}.", "yellow"), soft_wrap=True)
     console.print()
+
+
+def _temperature(row: Json) -> str:
+    if not row["fitted"]:
+        return "1 (too few)"
+    return f"{row['temperature']:.3f}" + (" (end)" if row["at_grid_end"] else "")
 
 
 def _number(value: float | None) -> str:

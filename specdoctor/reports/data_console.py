@@ -55,9 +55,10 @@ def print_estimate(result: Mapping[str, Any], out: Console) -> None:
         f"bytes a token    {result['bytes_per_token']:,} ({result['taps']} taps and the last state, "
         f"{result['hidden_size']} values, {result['dtype']})"
     )
-    out.print(f"cache            {in_words(result['bytes'])} in {result['shards']:,} shards")
+    out.print(f"cache            {in_words(result['bytes'])} in {_shards(result['shards'])}")
     if result["fits"] is not None:
-        verdict = "fits" if result["fits"] else "does not fit: give a larger disk or less data, or train with --online"
+        instead = "give a larger disk or less data, or train from the samples: --data FOLDER"
+        verdict = "fits" if result["fits"] else f"does not fit: {instead}"
         out.print(f"free             {in_words(result['free_bytes'])}: {verdict}")
 
 
@@ -65,8 +66,8 @@ def print_cache(result: Mapping[str, Any], out: Console, notes: Console) -> None
     facts = result["facts"]
     state = "complete" if result["complete"] else "not complete yet: other workers' shards are missing"
     out.print(
-        f"{len(result['written'])} of {result['shards']} shards written, {facts['samples']} samples, {facts['tokens']} "
-        f"tokens, {in_words(result['bytes'])}, {state}: {result['folder']}"
+        f"{len(result['written'])} of {_shards(result['shards'])} written, {facts['samples']} samples, "
+        f"{facts['tokens']} tokens, {in_words(result['bytes'])}, {state}: {result['folder']}"
     )
     if result["duplicates"]:
         notes.print(f"note: {result['duplicates']} samples are equal to another and were left out")
@@ -77,6 +78,11 @@ def print_cache(result: Mapping[str, Any], out: Console, notes: Console) -> None
 def print_cache_check(result: Mapping[str, Any], out: Console, notes: Console) -> None:
     for name in result["broken"]:
         out.print(f"broken: {result['folder']}/{name}")
-    out.print(f"{result['shards'] - len(result['broken'])} of {result['shards']} shards are whole")
+    whole = result["shards"] - len(result["broken"])
+    out.print(f"{whole} of {_shards(result['shards'])} {'is' if result['shards'] == 1 else 'are'} whole")
     if result["broken"]:
         notes.print("hint: run `specdoctor data cache` with the same options again; it writes the broken shards anew")
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} shard{'' if count == 1 else 's'}"

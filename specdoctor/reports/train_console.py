@@ -1,8 +1,10 @@
 """`specdoctor train` for people: a bar with the time left while it runs, a few lines at its end."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,9 +16,14 @@ SPEED_WINDOW = 600.0  # seconds from which the time left is estimated
 
 
 @contextmanager
-def train_progress(steps: int | None) -> Iterator[Callable[[Any], None]]:
-    """A callback for the loop that draws a bar on a terminal while the block runs."""
+def train_progress(steps: int | None, log: Path) -> Iterator[Callable[[Any], None]]:
+    """A callback for the loop that draws a bar on a terminal while the block runs; elsewhere a line says where to look.
+
+    Of several processes the first one says it.
+    """
     console = stderr_console()
+    if not console.is_terminal and os.environ.get("RANK", "0") == "0":
+        console.print(f"training; losses go to {log}", soft_wrap=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -49,10 +56,18 @@ def print_train(result: Mapping[str, Any], console: Console) -> None:
     loss = "" if result["loss"] is None else f", last loss {result['loss']:.4f}"
     console.print(f"{result['steps']} steps, {took} of training{loss}")
     if result["held_out"]:
-        taus = (f"{name.removeprefix('tau_')} {value:.3f}" for name, value in result["held_out"].items())
+        named = {name.removeprefix("tau_"): value for name, value in result["held_out"].items()}
+        taus = (f"{'all' if name == 'held_out' else name} {value:.3f}" for name, value in named.items())
         console.print(f"tau on held-out prompts, greedy: {', '.join(taus)}")
     if result["drafter"] is None:
         console.print(f"state saved in {result['output']}; go on with --resume")
     else:
         console.print(f"drafter: {result['drafter']}")
-        console.print(f"next: specdoctor bench --draft {result['drafter']} --target TARGET")
+        for note in result["notes"]:
+            console.print(f"note: {note}")
+        target = f"--target {result['target']}"
+        if result["confidence"]:
+            console.print(f"next: specdoctor calibrate {result['drafter']} {target}", soft_wrap=True)
+        length = "" if result["draft_tokens"] is None else f" -K {result['draft_tokens']}"
+        name = "then" if result["confidence"] else "next"
+        console.print(f"{name}: specdoctor bench --draft {result['drafter']} {target}{length}", soft_wrap=True)

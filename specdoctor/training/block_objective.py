@@ -209,7 +209,7 @@ def make_block(recipe: Recipe, target: Target, start: Path | None) -> BlockObjec
     if start is None:
         spec = block_spec(recipe, target)
         if (reason := expressible(spec, "deepspec")) is not None:
-            raise SpecdoctorError(f"the recipe's drafter cannot be written: {reason}; change draft.taps or the target")
+            raise SpecdoctorError(f"the recipe's drafter cannot be written: {reason}; give another target")
         network = start_network(spec, target, recipe.draft.init, recipe.seed)
     else:
         spec, network, own = _warm(recipe, target, start)

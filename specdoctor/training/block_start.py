@@ -191,9 +191,10 @@ def _taps(wanted: list[int] | None, L: int) -> tuple[int, ...]:
         low = min(2, max(L - 1, 0))
         high = max(L - 2, low)
         return tuple(sorted({round(low + (high - low) * i / (count - 1)) for i in range(count)}))
-    if not wanted or wanted != sorted(set(wanted)) or wanted[-1] > L:
+    if not wanted or wanted != sorted(set(wanted)) or wanted[-1] >= L:
         raise SpecdoctorError(
-            f"draft.taps is {wanted}, expected rising numbers of 0 (embedding) to {L} (output of the last layer)"
+            f"draft.taps is {wanted}, expected rising numbers of 0 (embedding) to {L - 1}: DeepSpec's format cannot "
+            f"hold a tap of the last layer ({L})"
         )
     return tuple(wanted)
 

@@ -198,6 +198,7 @@ def _positions(texts: Sequence[TextAcceptance], K: int, fit: Fit, seed: int) -> 
             "position": k + 1,
             "temperature": fit.temperatures[k],
             "fitted": fit.error[k] is not None,
+            "at_grid_end": Grid().ends_at(fit.temperatures[k]),
         }
         for when in ("before", "after"):
             cumulative, conditional = report[when]["cumulative"][k], report[when]["conditional"][k]

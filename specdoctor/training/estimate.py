@@ -70,7 +70,7 @@ def refuse_full_disk(folder: Path, needed: int) -> None:
     if needed > free:
         raise EnvironmentMissingError(
             f"{folder}: the cache needs {in_words(needed)} more, the disk has {in_words(free)} free; give a larger "
-            "disk, fewer samples, a shorter --max-length or fewer taps, or train with --online"
+            "disk, fewer samples, a shorter --max-length or fewer taps, or train from the samples: --data FOLDER"
         )
 
 

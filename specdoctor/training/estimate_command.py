@@ -43,7 +43,7 @@ def run_estimate(request: EstimateRequest) -> dict[str, Any]:
         check_taps(request.taps, config.num_layers)
     taps = len(request.taps) or request.tap_count
     if taps is None:
-        raise SpecdoctorError("estimate: no taps; give --taps 1,9,17 or --tap-count 5")
+        raise SpecdoctorError("estimate: no taps; give --taps 1,9,17, --tap-count 5 or --draft DRAFTER")
     dtype = request.dtype
     if dtype == "auto":
         dtype = config.dtype if config and config.dtype in DTYPE_BYTES else "bfloat16"

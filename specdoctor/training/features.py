@@ -101,7 +101,7 @@ class CachedFeatures:
             if tap not in facts.taps:
                 raise SpecdoctorError(
                     f"{folder}: the cache has the taps {facts.taps}, the drafter reads {tap} too; write another cache, "
-                    "or train with --online"
+                    "or train from the samples: --data FOLDER"
                 )
         if target_hash is not None and target_hash != facts.target_hash:
             raise SpecdoctorError(

@@ -91,7 +91,9 @@ class Draft(BaseModel):
     init: str = "target-layers"  # target-layers, scratch, or the folder or known name of a drafter
     layers: Positive = 2
     taps: list[Whole] | None = None  # indices into HS[0..L], rising; None: spread over the target's depth
-    block_size: Positive = 7  # rows of a block; of recurrent drafters, steps of training-time test; heads of Medusa
+    # Rows of a block; of recurrent drafters, steps of training-time test; heads of Medusa. SpecForge's EAGLE-3 format
+    # does not keep it: give `bench -K` the same.
+    block_size: Positive = 7
     mask_id: Whole | None = None  # None: the target's padding or end-of-text token
     markov: Literal["vanilla", "gated", "rnn"] | None = None
     markov_rank: Whole = 0

@@ -35,7 +35,7 @@ class RunFolder:
 
     def __init__(self, path: Path, recipe: Recipe, resume: bool) -> None:
         """Raises `SpecdoctorError` when a run is there already (`resume` goes on with it) or at work."""
-        self.path, self.recipe = path, recipe
+        self.path, self.recipe, self._made = path, recipe, not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / ".lock")
         try:
@@ -63,13 +63,14 @@ class RunFolder:
             raise SpecdoctorError(f"{path}: cannot be read ({reason}); give another output and start again") from None
         if state.get("format") != FORMAT:
             raise SpecdoctorError(f"{path}: format {state.get('format')}, expected {FORMAT}; start again elsewhere")
-        before, now = json.loads(state["recipe"]), recipe.model_dump(mode="json")
-        for key in now:
-            if key not in FREE and before.get(key) != now[key]:
-                raise SpecdoctorError(
-                    f"{path}: was trained with {key} {before.get(key)}, but the recipe has {now[key]}; resume with the "
-                    f"same ({', '.join(FREE)} may change), or give another output"
-                )
+        recipes = json.loads(state["recipe"]), recipe.model_dump(mode="json")
+        before, now = ({key: value for key, value in one.items() if key not in FREE} for one in recipes)
+        changed = _changes(before, now)
+        if changed:
+            raise SpecdoctorError(
+                f"{path}: {'; '.join(changed)}; resume with the same ({', '.join(FREE)} may change), or give another "
+                "output"
+            )
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
@@ -114,11 +115,30 @@ class RunFolder:
         return final
 
     def close(self) -> None:
-        """Close the logs and let others in."""
+        """Close the logs and let others in. A folder made for a run that was refused goes away again."""
         for part in (self._log, self._board):
             if part is not None:
                 part.close()
+        lock = Path(self._lock.lock_file)
+        unused = self._made and list(self.path.iterdir()) == [lock]
+        if unused:
+            lock.unlink()
         self._lock.release()
+        if unused:
+            with contextlib.suppress(OSError):  # another run has come meanwhile
+                self.path.rmdir()
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> list[str]:
+    """A phrase for each key, with its section's name before it, whose value is another one."""
+    found = []
+    for key in now:
+        was, has = before.get(key), now.get(key)
+        if isinstance(was, dict) and isinstance(has, dict):
+            found += _changes(was, has, f"{section}{key}.")
+        elif was != has:
+            found.append(f"{section}{key} was {was}, the recipe has {has}")
+    return found
 
 
 def _whole_lines(path: Path) -> list[str]:

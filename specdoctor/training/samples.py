@@ -17,6 +17,7 @@ from specdoctor.errors import ExitCode, SpecdoctorError
 
 SAMPLE_FILES = "samples*.jsonl"
 KEY_DIGITS = 24
+OF_PROMPTS = ("prompt", "messages", "turns", "prompt_ids")  # keys of a prompt file's lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,11 @@ def parse_sample(line: bytes, where: str) -> tuple[list[int], list[list[int]], s
         row = None
     if not isinstance(row, dict):
         raise SpecdoctorError(f"{where}: not a JSON object; expected a sample with ids and answer, delete the line")
+    if "ids" not in row and (kind := next((name for name in OF_PROMPTS if name in row), None)):
+        raise SpecdoctorError(
+            f"{where}: key ids is not there, but {kind} is: these look like prompts; run `specdoctor data regenerate` "
+            "first, and give what it writes"
+        )
     ids, answer, key = row.get("ids"), row.get("answer"), row.get("key", "")
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
         raise SpecdoctorError(f"{where}: key ids is not a list of token ids, expected whole numbers of 0 or more")

@@ -6,7 +6,9 @@ from typing import Any
 
 from specdoctor.engine.target import Target
 from specdoctor.errors import ExitCode, SpecdoctorError
+from specdoctor.formats.drafts.read import read_draft
 from specdoctor.formats.sources import resolve_model, shipped_drafters
+from specdoctor.formats.spec import DraftSpec
 from specdoctor.training.checkpoint_hash import checkpoint_hash
 from specdoctor.training.features import CachedFeatures, FeatureSource, OnlineFeatures
 from specdoctor.training.held_out import HeldOutPrompts
@@ -70,6 +72,8 @@ def feature_source(recipe: Recipe, target: Target, objective: Objective, process
 def described(recipe: Recipe, objective: Objective, result: TrainResult) -> dict[str, Any]:
     """The result object."""
     interrupted = result.stopped == "interrupted"
+    unkept = None if result.drafter is None else _unkept_length(objective, result.drafter)
+    notes = [] if unkept is None else [f"the format does not keep draft.block_size; give -K {unkept} to bench and eval"]
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "train",
@@ -84,4 +88,20 @@ def described(recipe: Recipe, objective: Objective, result: TrainResult) -> dict
         "held_out": result.held_out,
         "drafter": None if result.drafter is None else str(result.drafter),
         "output": str(recipe.output),
+        "target": recipe.target,
+        "draft_tokens": unkept,
+        "confidence": getattr(_spec(objective), "confidence", None) is not None,
+        "notes": notes,
     }
+
+
+def _spec(objective: Objective) -> DraftSpec | None:
+    return getattr(objective, "spec", None)
+
+
+def _unkept_length(objective: Objective, drafter: Path) -> int | None:
+    """Tokens a round that the drafter was trained for, where what was saved says another number."""
+    spec = _spec(objective)
+    if spec is None or read_draft(drafter, spec.num_target_layers).spec.default_draft == spec.default_draft:
+        return None
+    return spec.default_draft

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdoctor.errors import EnvironmentMissingError, ExitCode, SpecdoctorError
+from specdoctor.formats.drafts.calibration_file import calibration_path
 from specdoctor.formats.drafts.checkpoint import DraftCheckpoint
 from specdoctor.formats.drafts.copies import place_copies
 from specdoctor.formats.drafts.expressible import FORMATS, expressible
@@ -20,7 +21,8 @@ from specdoctor.formats.drafts.write_deepspec import write_deepspec
 from specdoctor.formats.drafts.write_gguf import needs_zero_markov_head, spec_type, write_gguf
 from specdoctor.formats.drafts.write_speculators import write_speculators
 from specdoctor.formats.drafts.write_zlab import write_zlab
-from specdoctor.formats.spec import BlockSpec, DraftSpec
+from specdoctor.formats.sources import HUB_ID
+from specdoctor.formats.spec import BlockSpec, DraftSpec, EarlyExitSpec, MedusaSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,11 +65,12 @@ def export_draft(
     except SpecdoctorError as error:
         raise SpecdoctorError(f"{checkpoint.path}: {error}") from None
     notes += moved
-    if format == "speculators" and spec.embed_source == "target":
-        named = spec.target_name or target.name
-        notes.append(f"engines load embedding and head from speculators_config.verifier.name_or_path, {named!r}")
+    if format == "speculators":
+        notes += _verifier_notes(spec, target)
     if format == "gguf":
         notes += _serving_notes(spec, target)
+    if (stored := calibration_path(checkpoint.path)).is_file():
+        notes.append(f"{stored.name} is not exported: run `specdoctor calibrate` on what was written")
     try:
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.partial-", dir=output.parent) as scratch:
             partial = Path(scratch) / output.name
@@ -112,6 +115,9 @@ def _plain(spec: DraftSpec) -> DraftSpec:
 
 
 def _refuse(checkpoint: DraftCheckpoint, format: str, target: TargetFacts, output: Path, dtype: str) -> None:
+    own = checkpoint.spec.algorithm if isinstance(checkpoint.spec, MedusaSpec | EarlyExitSpec) else None
+    if format == own:
+        raise SpecdoctorError(f"{checkpoint.path}: is in the format {own} already, there is nothing to write")
     if format not in FORMATS or dtype not in DTYPES:
         raise SpecdoctorError(
             f"format {format!r}, dtype {dtype!r}: expected a format of {', '.join(FORMATS)} and a dtype of "
@@ -148,6 +154,17 @@ def _cast(tensors: "dict[str, Tensor]", dtype: str) -> "dict[str, Tensor]":
     return {
         name: value.to(getattr(torch, dtype)) if value.is_floating_point() else value for name, value in tensors.items()
     }
+
+
+def _verifier_notes(spec: DraftSpec, target: TargetFacts) -> list[str]:
+    """Where engines will look for the target, and whether they can find it from any folder."""
+    key, named = "speculators_config.verifier.name_or_path", spec.target_name or target.name
+    notes = []
+    if spec.embed_source == "target":
+        notes.append(f"engines load embedding and head from {key}, {named!r}")
+    if not Path(named).is_absolute() and (Path(named).exists() or not HUB_ID.fullmatch(named)):
+        notes.append(f"{key} is {named!r}: write a hub id or an absolute path there, or engines do not find the target")
+    return notes
 
 
 def _serving_notes(spec: DraftSpec, target: TargetFacts) -> list[str]:

@@ -218,6 +218,8 @@ def expressible(spec: DraftSpec, format: str) -> str | None:
     """Why a drafter cannot be written in `format` (a key of `FORMATS`), in words; None when it can."""
     kind = "block" if isinstance(spec, BlockSpec) else spec.algorithm if isinstance(spec, RecurrentSpec) else ""
     rules = RULES[format].get(kind)
+    if rules is None and spec.family == format:
+        return f"it is a {FORMATS[format]} already, there is nothing to write"
     if rules is None:
         return f"a {FORMATS[format]} has no place for a drafter of the kind {spec.algorithm}"
     for rule in rules:
