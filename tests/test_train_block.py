@@ -304,6 +304,18 @@ def test_warm_start_takes_over_an_existing_drafter(tmp_path: Path) -> None:
         make_block(made_recipe(draft={"taps": [1, 2]}), target, tmp_path / "plain")
 
 
+def test_the_confidence_head_alone_learns(tmp_path: Path) -> None:
+    target = made_target()
+    _objective(target).save(tmp_path / "start")
+    objective = make_block(made_recipe(draft={"only_confidence": True}), target, tmp_path / "start")
+    batch = made_batch(target, objective.taps, made_texts([14, 9]))
+    objective.loss(batch, torch.Generator().manual_seed(0)).total.backward()
+    learning = {name for name, value in objective.module.named_parameters() if value.grad is not None}
+    assert learning == {"confidence.proj.weight", "confidence.proj.bias"}
+    with pytest.raises(SpecdoctorError, match=r"needs draft.init with the folder of a trained drafter"):
+        make_block(made_recipe(draft={"only_confidence": True}), target, None)
+
+
 @pytest.mark.parametrize(
     "changes,line",
     [

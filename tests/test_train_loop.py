@@ -169,6 +169,17 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "busy").exists()  # nothing was trained
 
 
+def test_a_calibration_stays_while_the_weights_do(tmp_path: Path) -> None:
+    target = made_target()
+    _train(tmp_path / "run", target, length={"steps": 2})
+    calibration = tmp_path / "run" / "drafter" / "calibration.json"
+    calibration.write_text("{}")
+    _train(tmp_path / "run", target, resume=True, length={"steps": 2})
+    assert calibration.read_text() == "{}"
+    _train(tmp_path / "run", target, resume=True, length={"steps": 3})
+    assert not calibration.exists()
+
+
 def test_epochs_end_a_run(tmp_path: Path) -> None:
     loop = _train(tmp_path / "run", made_target(), length={"steps": None, "epochs": 2}, optimiser={"accumulate": 3})
     assert (loop.step, loop.epoch) == (2, 2)  # an epoch of four batches has one step of three

@@ -2,8 +2,9 @@
 
     python tools/made_prompts.py 600 > prompts.jsonl
 
-Writes that many of each category, in turns, one JSON object a line (id, category, prompt); the same number gives the
-same lines. Parts and forms are this project's own (Apache-2.0); none of the bundled bench prompts is among them.
+Writes that many of each category, in turns, one JSON object a line (id, category, prompt); the same number and seed
+(7, or a second argument) give the same lines. Parts and forms are this project's own (Apache-2.0); none of the bundled
+bench prompts is among them.
 """
 
 import json
@@ -165,7 +166,7 @@ def math(draw: random.Random) -> str:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    draw = random.Random(7)
+    draw = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 7)
     seen: set[str] = set()
     makers: dict[str, Callable[[random.Random], str]] = {"code": code, "chat": chat, "math": math}
     for number in range(count):

@@ -1,10 +1,10 @@
 """Put a trained drafter into the package: weights, config, calibration, and a model card with its figures.
 
-Usage: python tools/ship_drafter.py RUN NAME RECIPE BENCH.json... < sentence.txt
+Usage: python tools/ship_drafter.py NAME BENCH.json RECIPE=RUN... < sentence.txt
 
-RUN is the folder of `specdoctor train`, NAME what users will call the drafter, RECIPE the recipe's path in this
-repository (its log goes beside it), BENCH.json results of `specdoctor bench` with an arm of that name. Standard input
-is the card's opening paragraph.
+NAME is what users will call the drafter, BENCH.json a result of `specdoctor bench` with an arm of that name, RECIPE the
+path of a stage's recipe in this repository (its log goes beside it) and RUN the folder of its `specdoctor train`; the
+last stage's drafter is what ships. Standard input is the card's opening paragraph.
 """
 
 import json
@@ -17,33 +17,33 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAFTERS = ROOT / "specdoctor" / "data" / "drafters"
-DATA = """The target's own greedy answers, up to 160 tokens each, to these prompts, and nothing else:
+DATA = """The target's own greedy answers, 828,000 tokens in all and up to 160 each, to these prompts:
 
 | prompts | source | licence |
 |---|---|---|
-| 1000 | GSM8K (Cobbe et al., 2021) | MIT |
-| 398 | MATH-500 (Lightman et al., 2023) | MIT |
-| 200 | MBPP (Austin et al., 2021) | CC-BY-4.0 |
-| 110 | HumanEval (Chen et al., 2021) | MIT |
-| 487 | Arena-Hard v2 (Li et al., 2024) | Apache-2.0 |
-| 1200 | `tools/made_prompts.py` of this project | Apache-2.0 |
+| 967 | GSM8K (Cobbe et al., 2021) | MIT |
+| 346 | MATH-500 (Lightman et al., 2023) | MIT |
+| 199 | MBPP (Austin et al., 2021) | CC-BY-4.0 |
+| 69 | HumanEval (Chen et al., 2021) | MIT |
+| 344 | Arena-Hard v2 (Li et al., 2024) | Apache-2.0 |
+| 3,771 | `tools/made_prompts.py` of this project | Apache-2.0 |
 
-Neither the prompts nor the answers are in this folder. The bundled bench prompts were not trained on."""
+DSpark and DFlash read the first 3,125 answers in their first stage and the others (made prompts) in their second; the
+other drafters read all in one. DSpark's confidence head learnt from 600 further answers to made prompts. Neither the
+prompts nor the answers are in this folder. The bundled bench prompts were not trained on."""
 
 
 def main() -> None:
-    run, name, recipe_path, *benches = sys.argv[1:]
+    name, bench, *stages = sys.argv[1:]
     opening = sys.stdin.read().strip()
     folder = DRAFTERS / name
+    runs = [(ROOT / recipe, Path(run)) for recipe, run in (stage.split("=") for stage in stages)]
+    calibration = folder / "calibration.json"
+    kept = calibration.read_text("utf-8") if calibration.is_file() else None
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(Path(run) / "drafter", folder)
-    recipe_file = ROOT / recipe_path
-    log_file = recipe_file.parent / "logs" / f"{recipe_file.stem}.jsonl"
-    log_file.parent.mkdir(exist_ok=True)
-    shutil.copyfile(Path(run) / "log.jsonl", log_file)
-    log = [json.loads(line) for line in log_file.read_text("utf-8").splitlines()]
-    last = [line for line in log if "loss" in line][-1]
-    recipe = yaml.safe_load(recipe_file.read_text("utf-8"))
+    shutil.copytree(runs[-1][1] / "drafter", folder)
+    if kept is not None:
+        calibration.write_text(kept, "utf-8")
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     parts = [
         f"# {name}",
@@ -54,34 +54,43 @@ def main() -> None:
         "## Use\n```\n"
         f"specdoctor inspect {name} --target smollm2-135m\n"
         f"specdoctor bench --target smollm2-135m --dtype bfloat16 --draft {name}\n```",
-        "## Training\n"
-        f"`{recipe_path}`, seed {recipe.get('seed', 0)}: {last['step']} steps over {last['tokens']:,} tokens (passes\n"
-        f"over the same text counted), {last['seconds'] / 60:.0f} minutes on one core of a two-core CPU.\n"
-        f"The log is `{log_file.relative_to(ROOT)}`.",
+        "## Training\nOn one core of a two-core CPU, beside other work; tokens count each pass over a text.\n\n"
+        "| recipe | seed | steps | tokens | minutes | log |\n|---|---|---|---|---|---|\n"
+        + "\n".join(stage_row(recipe, run) for recipe, run in runs),
         "## Data\n" + DATA,
-        "## Figures\n" + figures(name, [json.loads(Path(path).read_text("utf-8")) for path in benches]),
+        "## Figures\n" + figures(name, json.loads(Path(bench).read_text("utf-8"))),
     ]
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", "utf-8")
     print(folder)
 
 
-def figures(name: str, results: list[dict[str, Any]]) -> str:
-    """Acceptance, bundled prompts; a table for each result."""
-    blocks = []
-    for result in results:
-        arm = next(arm for arm in result["arms"] if arm["name"] == name)
-        settings = result["settings"]
-        how = "greedy" if not settings["temperature"] else f"temperature {settings['temperature']}"
-        rows = [("all", arm), *sorted(arm["by_category"].items())]
-        table = [f"| {label} | {interval(part['tau_step'])} | {part['requests']} |" for label, part in rows]
-        positions = ", ".join(f"{value['value']:.2f}" for value in arm["conditional"])
-        blocks.append(
-            f"Bundled prompts, {how}, at most {settings['max_new_tokens']} tokens, "
-            f"{arm['draft']['draft_tokens']} tokens drafted a round; brackets are 95 % intervals by prompt.\n\n"
-            "| prompts | tau_step | requests |\n|---|---|---|\n" + "\n".join(table) + "\n\n"
-            f"Conditional acceptance by position: {positions}."
-        )
-    return "\n\n".join(blocks)
+def stage_row(recipe: Path, run: Path) -> str:
+    """A stage's line of the card; puts its log beside the recipe."""
+    log = recipe.parent / "logs" / f"{recipe.stem}.jsonl"
+    log.parent.mkdir(exist_ok=True)
+    shutil.copyfile(run / "log.jsonl", log)
+    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    last = [line for line in lines if "loss" in line][-1]
+    seed = yaml.safe_load(recipe.read_text("utf-8")).get("seed", 0)
+    minutes = f"{last['seconds'] / 60:.0f}"
+    cells = [f"`{recipe.relative_to(ROOT)}`", seed, last["step"], f"{last['tokens']:,}", minutes, f"`logs/{log.name}`"]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def figures(name: str, result: dict[str, Any]) -> str:
+    """Acceptance on bundled prompts."""
+    arm = next(arm for arm in result["arms"] if arm["name"] == name)
+    settings = result["settings"]
+    rows = [("all", arm), *sorted(arm["by_category"].items())]
+    table = [f"| {label} | {interval(part['tau_step'])} | {part['requests']} |" for label, part in rows]
+    positions = ", ".join(f"{value['value']:.2f}" for value in arm["conditional"] if value["value"] is not None)
+    how = "greedy" if not settings["temperature"] else f"temperature {settings['temperature']}"
+    return (
+        f"Bundled prompts, {how}, bfloat16, at most {settings['max_new_tokens']} tokens, "
+        f"{arm['draft']['draft_tokens']} tokens drafted a round; brackets are 95 % intervals by prompt.\n\n"
+        "| prompts | tau_step | requests |\n|---|---|---|\n" + "\n".join(table) + "\n\n"
+        f"Conditional acceptance by position: {positions}."
+    )
 
 
 def interval(value: dict[str, float]) -> str:

@@ -214,6 +214,14 @@ def make_block(recipe: Recipe, target: Target, start: Path | None) -> BlockObjec
     else:
         spec, network, own = _warm(recipe, target, start)
     _check_confidence(recipe, spec)
+    if recipe.draft.only_confidence:
+        if start is None or network.confidence is None:
+            raise SpecdoctorError(
+                "draft.only_confidence is true, which needs draft.init with the folder of a trained drafter, and "
+                "draft.confidence"
+            )
+        network.requires_grad_(False)
+        network.confidence.requires_grad_(True)
     return BlockObjective(recipe, target, spec, network, own)
 
 

@@ -68,7 +68,7 @@ def run_calibrate_request(
     fitted, held = split_by_prompt(measured.run.arms[0].texts, request.held_out, seed)
     document = _document(measured, source, fitted, held, seed)
     change = document["held_out"]["mean_ece"]["change"]["value"]
-    written = change <= 0
+    written = change < 0
     if written:
         write_calibration(document, path)
     code = ExitCode.OK if written else ExitCode.INCONCLUSIVE

@@ -98,6 +98,7 @@ class Draft(BaseModel):
     markov: Literal["vanilla", "gated", "rnn"] | None = None
     markov_rank: Whole = 0
     confidence: Literal["hidden", "hidden+markov"] | None = None
+    only_confidence: bool = False  # the rest stays as it is: for answers that it has not seen, so nothing flatters it
     exit_layer: Positive | None = None  # of an early-exit drafter
     intermediate_size: Positive | None = None  # None: the target's
     qk_norm: bool = False  # of EAGLE-3: norms on queries and keys, and DeepSpec's format instead of SpecForge's

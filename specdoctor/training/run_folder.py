@@ -9,6 +9,7 @@ what the log says beyond it. `drafter/` is a whole checkpoint or absent.
 """
 
 import contextlib
+import filecmp
 import json
 import math
 import os
@@ -22,6 +23,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from specdoctor.errors import SpecdoctorError
+from specdoctor.formats.drafts.calibration_file import CALIBRATION
 from specdoctor.training.recipe import Recipe
 
 STATE, LOG, RECIPE, DRAFTER = "state.pt", "log.jsonl", "recipe.yaml", "drafter"
@@ -105,9 +107,15 @@ class RunFolder:
                     self._board.add_scalar(_tag(key), value, step)
 
     def put_drafter(self, save: Callable[[Path], None]) -> Path:
-        """Write the drafter by `save`, then put it in the place of the one before."""
+        """Write the drafter by `save`, then put it in the place of the one before.
+
+        A calibration of the one before stays where the weights have stayed.
+        """
         final, fresh, old = self.path / DRAFTER, self.path / f".{DRAFTER}-new", self.path / f".{DRAFTER}-old"
         save(fresh)
+        calibration, weights = final / CALIBRATION, "model.safetensors"
+        if calibration.is_file() and filecmp.cmp(final / weights, fresh / weights, shallow=False):
+            shutil.copyfile(calibration, fresh / CALIBRATION)
         if final.exists():
             final.rename(old)
         fresh.rename(final)
