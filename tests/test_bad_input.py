@@ -16,7 +16,6 @@ from specdoctor.cli.app import app
 from specdoctor.drafters.load import load_drafter
 from specdoctor.engine.target import Target
 from specdoctor.errors import ExitCode, SpecdoctorError
-from specdoctor.measure.drafting import draft_name
 
 V = 32
 
@@ -347,13 +346,6 @@ def test_arm_names(target_folder: Path, prompts: Path, drafter: Path) -> None:
     ):
         options = [option for draft in drafts for option in ("--draft", draft)]
         assert line in refused(*bench(target_folder, prompts, *options))
-
-
-def test_a_drafter_of_train_is_called_as_its_run(tmp_path: Path) -> None:
-    for folder, name in (("one/drafter", "one"), ("two/drafter", "two"), ("drafts", "drafts"), ("x.gguf", "x")):
-        (tmp_path / folder).mkdir(parents=True)
-        assert draft_name(tmp_path / folder) == name
-    assert draft_name("ngram:5") == "ngram-5"
 
 
 def test_threshold_without_a_confidence_head(target_folder: Path, prompts: Path, tmp_path: Path) -> None:

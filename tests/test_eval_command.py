@@ -16,6 +16,7 @@ from specdoctor.engine.target import Target
 from specdoctor.errors import ExitCode, SpecdoctorError
 from specdoctor.measure import evaluate
 from specdoctor.measure.data_sets import DataSet, load_data_sets
+from specdoctor.measure.drafting import draft_name
 from specdoctor.scheduling.confidence import confidence_threshold
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
@@ -237,3 +238,10 @@ def test_an_interrupted_run_keeps_whole_prompts(home: Path, monkeypatch: pytest.
     assert {row["id"] for row in result["prompts"]} == {"a", "b"} and len(result["prompts"]) == 4
     empty = next(one for one in result["drafters"][0]["by_data_set"] if one["name"] == "aime25")
     assert empty["tau_step"]["value"] is None and empty["tau_step"]["reason"]
+
+
+def test_a_drafter_of_train_is_called_as_its_run(tmp_path: Path) -> None:
+    for folder, name in (("one/drafter", "one"), ("two/drafter", "two"), ("drafts", "drafts"), ("x.gguf", "x")):
+        (tmp_path / folder).mkdir(parents=True)
+        assert draft_name(tmp_path / folder) == name
+    assert draft_name("ngram:5") == "ngram-5"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from specdoctor.errors import ExitCode, SpecdoctorError
+from specdoctor.measure.prompt_file import FIELDS as PROMPT_FIELDS
 
 SAMPLE_FILES = "samples*.jsonl"
 KEY_DIGITS = 24
-OF_PROMPTS = ("prompt", "messages", "turns", "prompt_ids")  # keys of a prompt file's lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def parse_sample(line: bytes, where: str) -> tuple[list[int], list[list[int]], s
         row = None
     if not isinstance(row, dict):
         raise SpecdoctorError(f"{where}: not a JSON object; expected a sample with ids and answer, delete the line")
-    if "ids" not in row and (kind := next((name for name in OF_PROMPTS if name in row), None)):
+    if "ids" not in row and (kind := next((name for name in PROMPT_FIELDS if name in row), None)):
         raise SpecdoctorError(
             f"{where}: key ids is not there, but {kind} is: these look like prompts; run `specdoctor data regenerate` "
             "first, and give what it writes"

@@ -32,7 +32,9 @@ def train(
     anything that does not fit, before anything is trained.
     """
     init = recipe.draft.init
-    start = None if init in MADE else shipped_drafters().get(init, Path(init))
+    start = None if init in MADE else Path(init)
+    if start is not None and not start.exists():  # what is here goes before a known name, as everywhere
+        start = shipped_drafters().get(init, start)
     if start is not None and not start.exists():
         raise SpecdoctorError(
             f"draft.init is {init}: no such drafter; expected {', '.join(MADE)}, or the folder or known name of one"
