@@ -31,6 +31,7 @@ bench: venv
 	@mkdir -p $(REPORT)
 	$(BIN)/specdoctor bench --target smollm2-135m --dtype bfloat16 \
 		--draft dflash-smollm2-135m --draft dspark-smollm2-135m --draft eagle3-smollm2-135m \
+		--draft-vocabulary own \
 		--max-prompts 9 --max-new-tokens 64 \
 		--json $(REPORT)/bench.json --records $(REPORT)/records.jsonl --report $(REPORT)/report.html
 	@echo 'Written: $(REPORT)/report.html, bench.json, records.jsonl.'

@@ -346,7 +346,7 @@ def test_pickles_are_not_read_from_the_hub(hub: list[str], tmp_path: Path) -> No
 
 def test_a_hub_that_cannot_be_asked_is_the_environments_fault(hub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = inspected("owner/unknown")
-    assert code == 4 and "owner/unknown: not in the local Hugging Face cache, and the hub cannot be reached" in text
+    assert code == 4 and "owner/unknown: no such folder here" in text and "the hub cannot be reached" in text
 
 
 def test_offline_a_hub_id_comes_from_the_cache_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

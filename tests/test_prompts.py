@@ -26,7 +26,6 @@ from specdoctor.measure.prompts import (
     template_record,
 )
 
-TRAINING_PROMPTS = Path(__file__).parents[1].parent / "shared" / "prompts" / "train.jsonl"
 GOLDEN_TARGET = Path(__file__).parents[1].parent / "shared" / "golden" / "target"
 
 CHAT_TEMPLATE = (
@@ -66,11 +65,6 @@ def contents(prompt: RawPrompt) -> str:
     return "\n".join([*(message["content"] for message in prompt.messages), *prompt.later_turns])
 
 
-def eight_grams(text: str) -> set[tuple[str, ...]]:
-    words = re.findall(r"\w+", text.lower())
-    return {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
-
-
 # ---------------------------------------------------------------------------------------------------- bundled prompts
 
 
@@ -97,20 +91,6 @@ def test_bundled_summaries_have_a_source_text_of_the_promised_length() -> None:
     for prompt in load_bundled(["summarize"]):
         _instruction, source = contents(prompt).split("\n\n", 1)
         assert 120 <= len(source.split()) <= 350, prompt.id
-
-
-def test_bundled_prompts_share_no_eight_words_with_the_training_prompts() -> None:
-    if not TRAINING_PROMPTS.exists():
-        pytest.skip("no training prompts beside the repository")
-    trained = set().union(*(eight_grams(contents(prompt)) for prompt in load_jsonl(TRAINING_PROMPTS)))
-    assert len(trained) > 10_000
-    for prompt in load_bundled():
-        assert not eight_grams(contents(prompt)) & trained, prompt.id
-
-
-def test_eight_grams_find_a_copied_sentence() -> None:
-    text = contents(load_bundled(["math"])[0])
-    assert eight_grams("Please read this first: " + text) & eight_grams(text)
 
 
 @pytest.mark.parametrize("limit", [1, 4, 6, 10])

@@ -8,6 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from specdoctor.checks.draft_examination import examine_draft
+from specdoctor.drafters.draft_vocabulary import read_vocabulary, vocabulary_file
 from specdoctor.formats.drafts.calibration_file import find_calibration
 from specdoctor.formats.drafts.read import read_draft
 from specdoctor.formats.sources import is_known, resolve_model, shipped_drafters
@@ -22,12 +23,12 @@ DRAFTERS = {  # what each of them is
     "early-exit-smollm2-135m": "early-exit",
 }
 STAGES = {  # the recipes that made it, one after another
-    "dspark-smollm2-135m": ["dspark-smollm2", "dspark-smollm2-more", "dspark-smollm2-confidence"],
-    "dflash-smollm2-135m": ["dflash-smollm2", "dflash-smollm2-more"],
-    "eagle3-smollm2-135m": ["eagle3-smollm2"],
+    "dspark-smollm2-135m": [f"dspark-smollm2{stage}" for stage in ("", "-more", "-wide", "-last", "-confidence")],
+    "dflash-smollm2-135m": [f"dflash-smollm2{stage}" for stage in ("", "-more", "-wide", "-last")],
+    "eagle3-smollm2-135m": ["eagle3-smollm2", "eagle3-smollm2-wide"],
     "early-exit-smollm2-135m": ["early-exit-smollm2"],
 }
-ROWS, LAYERS, MEGABYTES = 49152, 30, 80
+ROWS, LAYERS, MEGABYTES, IDS = 49152, 30, 80, 12288
 
 
 def test_these_ship_and_are_known_by_name() -> None:
@@ -58,10 +59,16 @@ def test_clean(name: str, algorithm: str) -> None:
     assert [finding for finding in document["findings"] if finding["severity"] != "info"] == []
 
 
+@pytest.mark.parametrize("name", ["dspark-smollm2-135m", "dflash-smollm2-135m", "eagle3-smollm2-135m"])
+def test_the_list_of_ids_beside_the_weights(name: str) -> None:
+    ids = read_vocabulary(vocabulary_file("own", shipped_drafters()[name]), ROWS)
+    assert len(ids) == IDS and 2 in ids  # <|im_end|>, the end of an answer
+
+
 def test_the_calibration_is_that_of_the_weights() -> None:
     found = find_calibration(read_draft(resolve_model("dspark-smollm2-135m"), LAYERS))
     assert found is not None and found.stored is not None and found.problem == ""
-    assert found.stored.document["held_out"]["mean_ece"]["after"]["value"] <= 0.04
+    assert found.stored.document["held_out"]["mean_ece"]["after"]["value"] <= 0.02
 
 
 @pytest.mark.parametrize(("name", "algorithm"), DRAFTERS.items())

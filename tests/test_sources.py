@@ -260,7 +260,7 @@ class TestHubId:
 
         hub.answer = answer
         said = complaint("owner/name")
-        assert "owner/name: not in the local Hugging Face cache" in said
+        assert "owner/name: no such folder here, not in the local Hugging Face cache" in said
         assert "the hub cannot be reached (Got: ConnectError)" in said
         assert hub.calls[0]["local_files_only"] is False
 

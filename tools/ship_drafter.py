@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAFTERS = ROOT / "specdoctor" / "data" / "drafters"
-DATA = """The target's own greedy answers, 828,000 tokens in all and up to 160 each, to these prompts:
+DATA = """The target's own answers, 2.08 million tokens in all and up to 160 each, to these prompts:
 
 | prompts | source | licence |
 |---|---|---|
@@ -27,10 +27,15 @@ DATA = """The target's own greedy answers, 828,000 tokens in all and up to 160 e
 | 69 | HumanEval (Chen et al., 2021) | MIT |
 | 344 | Arena-Hard v2 (Li et al., 2024) | Apache-2.0 |
 | 3,771 | `tools/made_prompts.py` of this project | Apache-2.0 |
+| 2,755 | `sample_configs/train/prompts/written.jsonl` of this project | Apache-2.0 |
+| 6,347 | the target's own (`tools/own_prompts.py`) | Apache-2.0 |
 
-DSpark and DFlash read the first 3,125 answers in their first stage and the others (made prompts) in their second; the
-other drafters read all in one. DSpark's confidence head learnt from 600 further answers to made prompts. Neither the
-prompts nor the answers are in this folder. The bundled bench prompts were not trained on."""
+Greedy, but for a second answer to 1,257 of the written prompts, drawn at temperature 0.7. The stages before `-wide`
+read the first six rows: DSpark and DFlash 3,125 of these answers in their first stage and the rest, made prompts, in
+their second, the other drafters all in one. The stage `-wide` draws from those 3,125 and the last two rows, `-last`
+from the same once more. DSpark's confidence head learnt from answers to 371 further prompts
+(`sample_configs/train/prompts/held_out.jsonl`). The answers are not in this folder. The
+bundled bench prompts were not trained on."""
 
 
 def main() -> None:
@@ -38,12 +43,12 @@ def main() -> None:
     opening = sys.stdin.read().strip()
     folder = DRAFTERS / name
     runs = [(ROOT / recipe, Path(run)) for recipe, run in (stage.split("=") for stage in stages)]
-    calibration = folder / "calibration.json"
-    kept = calibration.read_text("utf-8") if calibration.is_file() else None
+    beside = [path for path in (folder / "calibration.json", folder / "draft_vocabulary.json") if path.is_file()]
+    kept = {path: path.read_text("utf-8") for path in beside}
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(runs[-1][1] / "drafter", folder)
-    if kept is not None:
-        calibration.write_text(kept, "utf-8")
+    for path, text in kept.items():
+        path.write_text(text, "utf-8")
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     parts = [
         f"# {name}",
@@ -85,9 +90,11 @@ def figures(name: str, result: dict[str, Any]) -> str:
     table = [f"| {label} | {interval(part['tau_step'])} | {part['requests']} |" for label, part in rows]
     positions = ", ".join(f"{value['value']:.2f}" for value in arm["conditional"] if value["value"] is not None)
     how = "greedy" if not settings["temperature"] else f"temperature {settings['temperature']}"
+    ids = arm["draft"].get("draft_vocabulary")
+    cut = f" of {ids:,} ids (`--draft-vocabulary own`)" if ids else ""
     return (
         f"Bundled prompts, {how}, bfloat16, at most {settings['max_new_tokens']} tokens, "
-        f"{arm['draft']['draft_tokens']} tokens drafted a round; brackets are 95 % intervals by prompt.\n\n"
+        f"{arm['draft']['draft_tokens']} tokens{cut} drafted a round; brackets are 95 % intervals by prompt.\n\n"
         "| prompts | tau_step | requests |\n|---|---|---|\n" + "\n".join(table) + "\n\n"
         f"Conditional acceptance by position: {positions}."
     )

@@ -69,6 +69,7 @@ def bench(
     draft_quantize: str | None = typer.Option(
         None, help="Weights of a causal LM drafter: int8 (needs torchao).", rich_help_panel=DECODE
     ),
+    draft_vocabulary: str | None = options.draft_vocabulary(DECODE),
     lossy_typical_acceptance: bool = typer.Option(
         False,
         "--lossy-typical-acceptance",
@@ -125,6 +126,7 @@ def bench(
         siblings=siblings,
         vocabulary=vocabulary,
         draft_quantize=draft_quantize,
+        draft_vocabulary=draft_vocabulary,
         lossy_typical_acceptance=lossy_typical_acceptance,
         ignore_stop=ignore_stop,
         seed=seed,

@@ -76,6 +76,26 @@ def regenerate(
 
 
 @app.command()
+def vocabulary(
+    data: Path = typer.Argument(..., help="Data folder of `data regenerate`, or a JSONL file of samples."),
+    size: int = typer.Option(8192, min=1, help="How many ids."),
+    out: Path = typer.Option(..., metavar="FILE.json", help="JSON list of the ids."),
+    json_path: str = JSON,
+) -> None:
+    """Ids that the answers have most, for --draft-vocabulary and for `draft.vocabulary` of an EAGLE-3 recipe."""
+    from specdoctor.reports.data_console import print_vocabulary
+    from specdoctor.reports.output import refuse_unwritable, stderr_console, stdout_console, write_json
+    from specdoctor.training.count_vocabulary import count_vocabulary
+
+    refuse_unwritable(json_path, out)
+    result = count_vocabulary(data, size, out)
+    if json_path:
+        write_json(result, json_path)
+    if json_path != "-":
+        print_vocabulary(result, size, stdout_console(), stderr_console())
+
+
+@app.command()
 def estimate(
     target: str = typer.Option("", help=TARGET + " Only its config.json is read."),
     hidden_size: int | None = typer.Option(None, min=1, help="Instead of --target."),

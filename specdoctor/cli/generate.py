@@ -2,6 +2,8 @@
 
 import typer
 
+from specdoctor.cli import options
+
 app = typer.Typer()
 
 
@@ -26,6 +28,7 @@ def generate(
         "auto", help="Of a causal LM drafter with another tokenizer: auto, intersection, retokenize."
     ),
     draft_quantize: str | None = typer.Option(None, help="Weights of a causal LM drafter: int8 (needs torchao)."),
+    draft_vocabulary: str | None = options.draft_vocabulary(),
     template: str = typer.Option("auto", help="auto (the target's chat template), none, or bytes."),
     seed: int = typer.Option(0, help="Seed of the sampler."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, mps."),
@@ -39,7 +42,9 @@ def generate(
     from specdoctor.reports.output import stderr_console, write_json
 
     sampling = Sampling(temperature, top_k, top_p, draft_temperature, seed)
-    drafting = Drafting(draft_tokens, dynamic_k, confidence_threshold, vocabulary, draft_quantize)
+    drafting = Drafting(
+        draft_tokens, dynamic_k, confidence_threshold, vocabulary, draft_quantize, draft_vocabulary=draft_vocabulary
+    )
     result = generate_text(prompt, target, draft, template, max_new_tokens, sampling, device, dtype, drafting)
     if result["vocabulary"] and result["vocabulary"]["note"]:
         stderr_console().print(f"note: {draft}: {result['vocabulary']['note']}")

@@ -33,6 +33,14 @@ def draft_temperature(panel: str) -> Any:
     return typer.Option(None, help="0.5, or a factor of the target's: 0.7x (default: 1x).", rich_help_panel=panel)
 
 
+def draft_vocabulary(panel: str | None = None) -> Any:
+    return typer.Option(
+        None,
+        help="JSON list of the only ids that DSpark, DFlash and EAGLE-3 propose (`data vocabulary`); own: beside them.",
+        rich_help_panel=panel,
+    )
+
+
 def ignore_stop(panel: str) -> Any:
     return typer.Option(False, "--ignore-stop", help="Do not end at the target's stop tokens.", rich_help_panel=panel)
 

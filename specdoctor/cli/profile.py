@@ -5,6 +5,8 @@ from pathlib import Path
 
 import typer
 
+from specdoctor.cli import options
+
 app = typer.Typer()
 
 
@@ -18,6 +20,7 @@ def profile(
     max_new_tokens: int = typer.Option(64, min=2, help="Longest answer."),
     temperature: float = typer.Option(0.0, help="0 is greedy."),
     draft_tokens: int | None = typer.Option(None, "-K", "--draft-tokens", min=1, help="Tokens drafted a round."),
+    draft_vocabulary: str | None = options.draft_vocabulary(),
     template: str = typer.Option("auto", help="auto (the target's chat template), none, or bytes."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:N, mps."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16."),
@@ -50,6 +53,7 @@ def profile(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         draft_tokens=draft_tokens,
+        draft_vocabulary=draft_vocabulary,
         template=template,
         device=device,
         dtype=dtype,

@@ -12,6 +12,7 @@ from specdoctor.drafters.binding import Binding, shared
 from specdoctor.drafters.block import bind_block
 from specdoctor.drafters.calibrated import apply_calibration
 from specdoctor.drafters.causal_lm import load_causal_lm
+from specdoctor.drafters.draft_vocabulary import cut_to, read_vocabulary, refuse_cut, vocabulary_file
 from specdoctor.drafters.eagle import bind_eagle
 from specdoctor.drafters.eagle3 import bind_eagle3
 from specdoctor.drafters.early_exit import bind_early_exit
@@ -50,10 +51,12 @@ def load_drafter(
     dtype: str = "same",
     vocabulary: str = "auto",
     quantize: str | None = None,
+    draft_vocabulary: str | Path | None = None,
 ) -> Drafter:
     """Read a draft checkpoint and bind it to `target`; `same` takes the target's device and dtype.
 
-    `vocabulary` and `quantize` are of a causal LM drafter (see `load_causal_lm`); others have neither. A calibration
+    `vocabulary` and `quantize` are of a causal LM drafter (see `load_causal_lm`); others have neither.
+    `draft_vocabulary` is a JSON list of the ids that the drafter may propose (see `cut_to`), or `own`. A calibration
     beside the weights is applied to the confidences, or warned of where it was made for other weights. Raises
     `SpecdoctorError` when the checkpoint is broken or the pair cannot fit: hidden size, taps, vocabulary rows, mask id.
     """
@@ -67,6 +70,10 @@ def load_drafter(
     _check_pair(checkpoint, target)
     where = target.device if device == "same" else resolve_device(device, "--draft-device")
     kind = target.dtype if dtype == "same" else resolve_dtype(dtype, where, folder, "--draft-dtype")
+    ids = None
+    if draft_vocabulary is not None:
+        refuse_cut(checkpoint)
+        ids = read_vocabulary(vocabulary_file(draft_vocabulary, folder), checkpoint.spec.vocab_size)
     if checkpoint.spec.algorithm == "causal-lm":  # transformers reads its tensors, not we
         return load_causal_lm(checkpoint, target, name or folder.stem, where, kind, vocabulary, quantize)
     with torch.inference_mode(False):
@@ -80,6 +87,11 @@ def load_drafter(
     tensors = {
         key: value.to(where, kind) if value.is_floating_point() else value.to(where) for key, value in loaded.items()
     }
+    # A frozen copy of the target's own tensor is shared with it, where device and dtype allow.
+    embedding = shared(tensors.pop("embed_tokens.weight", None), target.embedding.weight, where, kind)
+    head = shared(tensors.pop("lm_head.weight", None), target.lm_head.weight, where, kind)
+    if ids is not None:
+        checkpoint, tensors, head = cut_to(ids, checkpoint, tensors, head)
     binding = Binding(
         checkpoint,
         target,
@@ -87,9 +99,8 @@ def load_drafter(
         where,
         kind,
         tensors,
-        # A frozen copy of the target's own tensor is shared with it, where device and dtype allow.
-        embedding=shared(tensors.pop("embed_tokens.weight", None), target.embedding.weight, where, kind),
-        head=shared(tensors.pop("lm_head.weight", None), target.lm_head.weight, where, kind),
+        embedding,
+        head,
         attention=choose_attention(where, kind).compute,
     )
     try:

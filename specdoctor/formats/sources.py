@@ -180,8 +180,8 @@ def hub_errors(repo_id: str) -> Iterator[None]:
         offline = is_offline("HF_HUB_OFFLINE")
         why = "downloads are off" if offline else f"the hub cannot be reached ({_first_line(error)})"
         raise EnvironmentMissingError(
-            f"{repo_id}: not in the local Hugging Face cache, and {why}; run `specdoctor fetch {repo_id}` once with "
-            "network, or give the path of a folder"
+            f"{repo_id}: no such folder here, not in the local Hugging Face cache, and {why}; run `specdoctor fetch "
+            f"{repo_id}` once with network, or give the path of a folder"
         ) from None
     except errors.EntryNotFoundError:
         raise

@@ -93,6 +93,7 @@ def _draft(arm: Any) -> dict[str, Any] | None:
         "layers": len(spec.layers),
         "block_size": getattr(spec, "block_size", None),
         "draft_tokens": arm.engine.draft_tokens,
+        "draft_vocabulary": spec.head_rows if getattr(spec, "has_vocabulary_map", False) else None,
         "tree": arm.engine.tree and asdict(arm.engine.tree),
         "device": str(drafter.device),
         "dtype": str(drafter.dtype).removeprefix("torch."),

@@ -38,6 +38,7 @@ class Drafting:
     threshold: float | None = None  # of the confidence
     vocabulary: str = "auto"
     quantize: str | None = None
+    draft_vocabulary: str | None = None  # file with the ids that drafters may propose, or `own`
     acceptance: str = "lossless"  # or "typical", Medusa's lossy rule
     trees: tuple[Tree, ...] = ()  # shapes that each drafter proposes in arms of their own, beside the chain
     device: str = "same"
@@ -52,12 +53,15 @@ class Drafting:
             raise SpecdoctorError(f"--draft-quantize {self.quantize}: expected {' or '.join(KINDS)}")
         if self.threshold is not None:
             confidence_threshold(self.threshold)
+        if self.draft_vocabulary is not None and any(isinstance(source, str) for source in sources):
+            raise SpecdoctorError("--draft-vocabulary: ngram proposes what the text has; leave one of them out")
         if sources:
             return
         for option, value in (
             ("--confidence-threshold", self.threshold),
             ("--dynamic-k", self.dynamic_k if self.dynamic_k != "constant" else None),
             ("--tree", self.trees[0].label if self.trees else None),
+            ("--draft-vocabulary", self.draft_vocabulary),
             *self._causal_lm_options(),
         ):
             if value is not None:
@@ -113,6 +117,7 @@ def open_drafter(source: DraftSource, target: Target, options: Drafting, name: s
         dtype=options.dtype,
         vocabulary=options.vocabulary,
         quantize=options.quantize,
+        draft_vocabulary=options.draft_vocabulary,
     )
 
 

@@ -67,6 +67,7 @@ class BenchRequest:
     dynamic_k: str = "constant"
     vocabulary: str = "auto"
     draft_quantize: str | None = None
+    draft_vocabulary: str | None = None
     trees: list[str] = field(default_factory=list)
     siblings: str = "sampled"
     lossy_typical_acceptance: bool = False
@@ -125,6 +126,7 @@ def load_workload(request: BenchRequest) -> Workload:
         "siblings": request.siblings,
         "vocabulary": request.vocabulary,
         "draft_quantize": request.draft_quantize,
+        "draft_vocabulary": request.draft_vocabulary,
         "acceptance": acceptance_record(drafting.acceptance),
         "draft_device": request.draft_device,
         "draft_dtype": request.draft_dtype,
@@ -201,6 +203,7 @@ def _drafting(request: BenchRequest, scenario: Scenario | None) -> Drafting:
         threshold=threshold,
         vocabulary=request.vocabulary,
         quantize=request.draft_quantize,
+        draft_vocabulary=request.draft_vocabulary,
         acceptance="typical" if request.lossy_typical_acceptance else "lossless",
         trees=_trees(request),
         device=request.draft_device,

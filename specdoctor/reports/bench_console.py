@@ -164,6 +164,10 @@ def _sentences(result: Json, console: Console) -> None:
             if difference["gap"] is not None:
                 text += f"; logit gap {difference['gap']:.3g}, noise {difference['noise']:.3g}"
             _line(console, "differs", text, "red")
+    for arm in result["arms"]:
+        ids = (arm["draft"] or {}).get("draft_vocabulary")
+        if ids is not None:
+            _line(console, "drafts", f"{arm['name']}: {ids:,} ids of the target's vocabulary, no others")
     few = len({row["id"] for row in result["prompts"]})
     if few < FEW_PROMPTS:
         _line(console, "note", f"only {few} prompts: intervals of so few are too narrow, and no verdict is worth much")

@@ -46,6 +46,15 @@ def print_regenerated(result: Mapping[str, Any], out: Console, notes: Console) -
         )
 
 
+def print_vocabulary(result: Mapping[str, Any], wanted: int, out: Console, notes: Console) -> None:
+    out.print(
+        f"{result['ids']:,} of {result['seen']:,} ids seen, {100 * result['coverage']:.1f} % of {result['tokens']:,} "
+        f"answer tokens: {result['file']}"
+    )
+    if result["ids"] < wanted:
+        notes.print(f"note: the answers have fewer than {wanted:,} ids; what they lack a drafter would not propose")
+
+
 def print_estimate(result: Mapping[str, Any], out: Console) -> None:
     each = f"{result['tokens_per_sample']:.0f} a sample"
     assumed = f", our assumption {TOKENS_PER_SAMPLE}" if result["tokens_assumed"] else ""

@@ -1,12 +1,10 @@
 """What the makers of objectives share: which keys a recipe may have, a drafter to go on from, saving it whole."""
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from specdoctor.engine.target import Target
@@ -66,23 +64,6 @@ def drop_copies(where: Path, tensors: dict[str, Tensor], target: Target, ids: Te
                 f"{where}: tensor {name} is not the target's; expected a drafter that shares it with {target.name}: "
                 "only such can be trained here"
             )
-
-
-def draft_vocabulary_ids(path: Path, vocab: int) -> Tensor:
-    """Target ids [dV], rising, of a reduced draft vocabulary, from a JSON list.
-
-    Raises `SpecdoctorError` for anything else.
-    """
-    try:
-        ids = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecdoctorError(
-            f"{path}: draft.vocabulary cannot be read ({error}); expected a JSON list of ids"
-        ) from None
-    whole = isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
-    if not whole or not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= vocab:
-        raise SpecdoctorError(f"{path}: expected a JSON list of different target ids, 0 to {vocab - 1}")
-    return torch.tensor(sorted(ids))
 
 
 def write_whole(folder: Path, write: Callable[[Path], object]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from specdoctor.drafters.draft_vocabulary import read_vocabulary
 from specdoctor.drafters.eagle3 import Eagle3Network
 from specdoctor.drafters.recurrent import StepContext
 from specdoctor.drafters.rope import Rope
@@ -21,7 +22,7 @@ from specdoctor.errors import SpecdoctorError
 from specdoctor.formats.drafts.write_deepspec import write_deepspec
 from specdoctor.formats.drafts.write_specforge import specforge_config, write_specforge
 from specdoctor.formats.spec import RecurrentSpec
-from specdoctor.training.draft_start import draft_vocabulary_ids, drop_copies, read_start, refuse_foreign
+from specdoctor.training.draft_start import drop_copies, read_start, refuse_foreign
 from specdoctor.training.packed_attention import TrainingColumns, TrainingRows, attend
 from specdoctor.training.recipe import Recipe
 from specdoctor.training.recurrent_objective import RecurrentObjective
@@ -82,7 +83,7 @@ def _step(
 
 def _new(recipe: Recipe, target: Target) -> tuple[RecurrentSpec, Eagle3Network, Tensor | None]:
     draft = recipe.draft
-    ids = None if draft.vocabulary is None else draft_vocabulary_ids(draft.vocabulary, target.vocab_size)
+    ids = None if draft.vocabulary is None else read_vocabulary(draft.vocabulary, target.vocab_size)
     if ids is not None and draft.qk_norm:
         raise SpecdoctorError(
             "draft.vocabulary with draft.qk_norm: DeepSpec's EAGLE-3 has the whole vocabulary; drop one"
