@@ -68,6 +68,7 @@ def test_the_list_of_ids_beside_the_weights(name: str) -> None:
 def test_the_calibration_is_that_of_the_weights() -> None:
     found = find_calibration(read_draft(resolve_model("dspark-smollm2-135m"), LAYERS))
     assert found is not None and found.stored is not None and found.problem == ""
+    assert not Path(found.stored.document["data"]["prompts"]).is_absolute()
     assert found.stored.document["held_out"]["mean_ece"]["after"]["value"] <= 0.02
 
 
