@@ -29,9 +29,8 @@ def main() -> None:
     samples = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
     begins = [sample["ids"][: sample["answer"][0][0]] for sample in samples]
     shortest = min(map(len, begins))
-    start = next(
-        (i for i in range(shortest) if len({begin[i] for begin in begins}) > 1), shortest
-    )  # of the user's text
+    # Where the user's text begins: behind what all of them share, the template.
+    start = next((i for i in range(shortest) if len({begin[i] for begin in begins}) > 1), shortest)
     seen: set[str] = set()
     for sample in samples:
         text = tokenizer.decode(sample["ids"][start:], skip_special_tokens=True).strip()

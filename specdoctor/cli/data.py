@@ -88,7 +88,9 @@ def vocabulary(
     from specdoctor.training.count_vocabulary import count_vocabulary
 
     refuse_unwritable(json_path, out)
-    result = count_vocabulary(data, size, out)
+    ids, facts = count_vocabulary(data, size)
+    write_json(ids, str(out))
+    result = {"file": str(out)} | facts
     if json_path:
         write_json(result, json_path)
     if json_path != "-":

@@ -51,6 +51,17 @@ def over_target_vocabulary(values: Tensor, d2t: Tensor | None, rows: int, elsewh
     return values.new_full((*values.shape[:-1], rows), elsewhere).index_copy_(-1, d2t, values)
 
 
+def ids_to_cut_to(wanted: str | Path | None, checkpoint: DraftCheckpoint, folder: Path) -> Tensor | None:
+    """What `--draft-vocabulary` asks for; None where it was not given.
+
+    Raises `SpecdoctorError` for a drafter that cannot be cut and for a list that cannot be read.
+    """
+    if wanted is None:
+        return None
+    _refuse_cut(checkpoint)
+    return read_vocabulary(vocabulary_file(wanted, folder), checkpoint.spec.vocab_size)
+
+
 def vocabulary_file(wanted: str | Path, folder: Path) -> Path:
     """The list that `wanted` names: a file, or "own" for the one in a drafter's folder."""
     path = folder / BESIDE
@@ -91,7 +102,7 @@ def cut_to(
     return replace(checkpoint, spec=replace(spec, draft_vocab_size=len(ids))), tensors, head[ids]
 
 
-def refuse_cut(checkpoint: DraftCheckpoint) -> None:
+def _refuse_cut(checkpoint: DraftCheckpoint) -> None:
     """Raise `SpecdoctorError` for an algorithm that cannot be cut and for a vocabulary that is a part already."""
     spec = checkpoint.spec
     if spec.algorithm not in CUT:

@@ -12,7 +12,7 @@ from specdoctor.drafters.binding import Binding, shared
 from specdoctor.drafters.block import bind_block
 from specdoctor.drafters.calibrated import apply_calibration
 from specdoctor.drafters.causal_lm import load_causal_lm
-from specdoctor.drafters.draft_vocabulary import cut_to, read_vocabulary, refuse_cut, vocabulary_file
+from specdoctor.drafters.draft_vocabulary import cut_to, ids_to_cut_to
 from specdoctor.drafters.eagle import bind_eagle
 from specdoctor.drafters.eagle3 import bind_eagle3
 from specdoctor.drafters.early_exit import bind_early_exit
@@ -70,10 +70,7 @@ def load_drafter(
     _check_pair(checkpoint, target)
     where = target.device if device == "same" else resolve_device(device, "--draft-device")
     kind = target.dtype if dtype == "same" else resolve_dtype(dtype, where, folder, "--draft-dtype")
-    ids = None
-    if draft_vocabulary is not None:
-        refuse_cut(checkpoint)
-        ids = read_vocabulary(vocabulary_file(draft_vocabulary, folder), checkpoint.spec.vocab_size)
+    ids = ids_to_cut_to(draft_vocabulary, checkpoint, folder)
     if checkpoint.spec.algorithm == "causal-lm":  # transformers reads its tensors, not we
         return load_causal_lm(checkpoint, target, name or folder.stem, where, kind, vocabulary, quantize)
     with torch.inference_mode(False):

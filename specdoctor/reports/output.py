@@ -52,7 +52,7 @@ def result_table(console: Console, title: str, *columns: str, left: int = 1) -> 
     return table
 
 
-def write_json(document: Mapping[str, Any], path: str) -> None:
+def write_json(document: Mapping[str, Any] | list[int], path: str) -> None:
     """Write a document to a file, whole or not at all, or to stdout for `-`. NaN is refused."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if path == "-":
