@@ -1,25 +1,17 @@
 """`check-tokenizer` from end to end: verdicts of good pairs, each fault named, exit codes, one line for bad input."""
 
 import json
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_tokenizers as tiny
 from typer.testing import CliRunner
 
 from specdoctor.checks import registry
 from specdoctor.checks.registry import Check
-from specdoctor.checks.tokenizer_examination import examine_tokenizers
-from specdoctor.checks.tokenizer_pair import TokenizerPair
 from specdoctor.cli.app import app
-from specdoctor.formats.tokenizer_files import TokenizerSide
-from specdoctor.formats.tokenizer_json import vocabulary_from_data
 
 
 def run(target: Path, drafter: Path) -> tuple[int, dict[str, Any]]:
@@ -306,83 +298,6 @@ def test_broken_mask_row_is_read_from_the_embedding_in_use(
     )
 
 
-# Faults: vocab.d2t-map
-
-
-def reduced_drafter(folder: Path, d2t: Any = None, t2d: Any = None, **config: Any) -> Path:
-    """An EAGLE-3 head over 64 of the target's ids."""
-    tensors: dict[str, np.ndarray[Any, Any]] = {"lm_head.weight": np.ones((64, 8), "f4")}
-    tensors |= {name: np.asarray(values) for name, values in (("d2t", d2t), ("t2d", t2d)) if values is not None}
-    settings = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": 64,
-        "mask_token_id": "absent",
-        **config,
-    }
-    return tiny.block_drafter(folder, settings, tensors)
-
-
-def most_used_ids(count: int) -> np.ndarray[Any, Any]:
-    """What a trainer would keep: the ids that texts use most, in ascending order."""
-    side = TokenizerSide(Path(), vocabulary_from_data(tiny.tokenizer_json(), Path("tokenizer.json"), "tokenizer.json"))
-    encoded = TokenizerPair(side, side).target_encoded
-    assert encoded is not None
-    return np.sort([token_id for token_id, _ in encoded.counts().most_common(count)]).astype("i8")
-
-
-KEPT = most_used_ids(64)
-OFFSETS = KEPT - np.arange(64)
-MARKS = np.isin(np.arange(tiny.ROWS), KEPT)
-TWICE = np.where(np.arange(64) == 30, KEPT[29], KEPT) - np.arange(64)
-
-
-@pytest.mark.parametrize("marks", [MARKS, None], ids=["with t2d", "without t2d"])
-@pytest.mark.parametrize(
-    ("d2t", "words"),
-    [
-        (None, "no d2t"),
-        (np.zeros(64, "i8"), "maps each draft id to itself"),
-        (KEPT, "holds absolute ids where this kind of file holds offsets"),
-        (OFFSETS + 1, "off by +1"),
-        (TWICE, "repeat"),
-        (OFFSETS + 300, "stand for no id of the target"),
-        (OFFSETS.astype("f4"), "expected a list of integers"),
-        (OFFSETS[:60], "60 entries"),
-    ],
-)
-def test_bad_maps_are_named(target: Path, tmp_path: Path, d2t: Any, words: str, marks: Any) -> None:
-    code, document = run(target, reduced_drafter(tmp_path / "drafter", d2t, marks))
-    titles = " / ".join(f["title"] for f in serious(document) if f["code"] == "SD107")
-    if words == "stand for no id of the target" and marks is not None:
-        words = "off by +300"  # t2d shows the cause
-    assert code == 1 and words in titles
-    assert {f["fault"] for f in serious(document) if f["code"] == "SD107"} == {"vocab.d2t-map"}
-
-
-@pytest.mark.parametrize("marks", [MARKS, None], ids=["with t2d", "without t2d"])
-def test_good_map_reports_its_coverage(target: Path, tmp_path: Path, marks: Any) -> None:
-    code, document = run(target, reduced_drafter(tmp_path / "drafter", OFFSETS, marks))
-    assert (code, serious(document)) == (0, [])
-    evidence = finding(document, "SD107")["evidence"]
-    assert 0.5 < evidence["coverage"] < 1 and evidence["by_category"]["english"] > evidence["by_category"]["languages"]
-
-
-def test_maps_that_do_not_fit_each_other(target: Path, tmp_path: Path) -> None:
-    fewer = MARKS.copy()
-    fewer[KEPT[0]] = False
-    code, document = run(target, reduced_drafter(tmp_path / "drafter", OFFSETS, fewer))
-    assert code == 1 and finding(document, "SD107")["evidence"] == {"t2d_marked": 63, "d2t_entries": 64}
-
-
-def test_gguf_map_holds_absolute_ids(target: Path, tmp_path: Path) -> None:
-    for d2t, expected in ((KEPT, 0), (OFFSETS, 1)):
-        path = tmp_path / f"{expected}.gguf"
-        tiny.gguf_file(path, architecture="eagle3", tensors={"output.weight": np.ones((64, 8), "f4"), "d2t": d2t})
-        code, document = run(target, path)
-        assert code == expected, document["findings"]
-    assert "offsets where this kind of file holds absolute ids" in finding(document, "SD107")["title"]
-
-
 # Faults: prompt.chat-template
 
 
@@ -438,68 +353,3 @@ def test_fingerprint_survives_other_numbers_and_folders(tmp_path: Path) -> None:
         )
         prints.add(finding(run(target, drafter)[1], "SD102", key="vocab_size")["fingerprint"])
     assert len(prints) == 1
-
-
-def test_human_report_when_piped(target: Path, tmp_path: Path) -> None:
-    drafter = tiny.model_folder(tmp_path / "drafter", swapped(tiny.tokenizer_json(), "<|im_start|>", "<|im_end|>"))
-    result = CliRunner().invoke(app, ["check-tokenizer", str(target), str(drafter)])
-    assert result.exit_code == 1
-    assert re.search(r"^verdict  2 ids differ of \d+", result.stdout, re.M)
-    assert "SD101 error" in result.stdout and "'<|im_start|>'" in result.stdout and "  fix  " in result.stdout
-    assert not re.search("[\x1b\u2500-\u257f]", result.stdout)  # neither colour nor boxes
-
-
-def test_json_file_is_written_whole(target: Path, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    result = CliRunner().invoke(app, ["check-tokenizer", str(target), str(target), "--json", str(path)])
-    assert result.exit_code == 0 and "verdict" in result.stdout
-    document = json.loads(path.read_text())
-    assert document["schema_version"] == 1 and list(tmp_path.glob(".result*")) == []
-
-
-BAD_INPUT: dict[str, Callable[[Path], Any]] = {
-    "missing": lambda p: None,
-    "no tokenizer files": lambda p: p.mkdir(),
-    "target without tokenizer": lambda p: tiny.block_drafter(p),
-    "empty file": lambda p: p.touch(),
-    "broken JSON": lambda p: p.write_text('{"model": {"vocab": {'),
-    "other JSON": lambda p: p.write_text('{"a": []}'),
-    "absurd id": lambda p: tiny.write(p, {"model": {"vocab": {"a": 10**9}}}),
-    "cut GGUF": lambda p: p.write_bytes(tiny.gguf_file(p.with_suffix(".x")).read_bytes()[:3000]),
-    "huge counts in GGUF": lambda p: p.write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 16),
-    "cut ranks": lambda p: p.write_bytes(tiny.tiktoken_file(p.with_suffix(".x")).read_bytes()[:1000]),
-    "noise": lambda p: p.write_bytes(bytes(range(7, 250)) * 9),
-    "broken folder": lambda p: tiny.write(p / "tokenizer.json", "{"),
-    "broken config": lambda p: tiny.write(tiny.model_folder(p) / "config.json", "{"),
-    "wrong type in config": lambda p: tiny.model_folder(p, config={"vocab_size": "many"}),
-    "cut safetensors": lambda p: (tiny.model_folder(p) / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_line_and_exit_code_2(target: Path, tmp_path: Path, case: str) -> None:
-    bad = tmp_path / "bad"
-    BAD_INPUT[case](bad)
-    result = CliRunner().invoke(app, ["check-tokenizer", str(bad), str(target)])
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("specdoctor: ") and "bad" in line and "Traceback" not in line
-
-
-def test_neither_torch_nor_transformers_is_imported(target: Path, tmp_path: Path) -> None:
-    drafter = tiny.model_folder(tmp_path / "drafter", swapped(tiny.tokenizer_json(), "<|im_start|>", "<|im_end|>"))
-    code = (
-        "import sys\nfrom specdoctor.cli.app import app\n"
-        f"try: app(['check-tokenizer', {str(target)!r}, {str(drafter)!r}])\nexcept SystemExit: pass\n"
-        "print('LOADED', sorted({'torch', 'transformers', 'pandas', 'scipy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.rstrip().endswith("LOADED []")
-
-
-def test_examination_is_the_same_twice(target: Path, tmp_path: Path) -> None:
-    drafter = tiny.model_folder(tmp_path / "drafter", swapped(tiny.tokenizer_json(), "<think>", "</think>"))
-    first, second = (examine_tokenizers(target, drafter) for _ in range(2))
-    for document in (first, second):
-        del document["seconds"]
-    assert first == second

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from specdoctor.checks.text_sample import bundled_sample
 from specdoctor.checks.tokenizer_examination import examine_tokenizers
 from specdoctor.errors import SpecdoctorError
-from specdoctor.formats.chat_template import Refusal, render_all
 from specdoctor.formats.gguf_header import GgufHeader
 from specdoctor.formats.merges_text import MergesText, load_tokenizer_json
 from specdoctor.formats.sentencepiece_model import BYTE, CONTROL, NORMAL, UNKNOWN, encoder_from_pieces
@@ -367,28 +366,6 @@ def test_merges_broken_inside_leave_the_table_comparable(tmp_path: Path) -> None
     (found,) = document["findings"]
     assert (document["verdict"], found["code"], found["severity"]) == ("identical", "SD105", "warning")
     assert "JSONDecodeError" in found["title"]
-
-
-# Chat templates
-
-
-def test_templates_render_as_transformers_does() -> None:
-    template = (
-        "{% generation %}{{ bos_token }}{% endgeneration %}\n"
-        "{%- for m in messages %}\n    {% if loop.index > 2 %}{% break %}{% endif %}\n"
-        "{{ m | tojson }} {{ strftime_now('%Y') }}\n{% endfor %}"
-    )
-    (text,) = render_all(
-        template, [{"name": "x", "messages": [{"role": "user", "content": "é"}] * 3}], {"bos_token": "<s>"}
-    )
-    assert isinstance(text, str) and text.startswith("<s>") and text.count('"é"') == 2 and "2025" in text
-
-
-def test_templates_cannot_reach_python() -> None:
-    escapes = ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for", "{{ raise_exception('no') }}"]
-    for template in escapes:
-        (result,) = render_all(template, [{"messages": []}], {})
-        assert isinstance(result, Refusal), template
 
 
 def test_sample_spells_no_special_token_and_covers_the_ground() -> None:
